@@ -1,0 +1,1 @@
+"""The client: it owns the terminal, the files the user names and the conversation."""

@@ -1,0 +1,115 @@
+"""One answer: send a `generate`, show the text as it comes, and say what came of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from caldrix_client.channel import Channel, exchange
+from caldrix_client.conversation import Packed
+from caldrix_client.events import show
+from caldrix_client.interrupts import Interrupts
+from caldrix_client.parse import Run
+from caldrix_client.terminal import Terminal
+from caldrix_protocol.messages import Delta, Done, Generate, Notice, Opened, Timings
+from caldrix_protocol.refusals import Refused, sentence
+
+BASE_MODEL_TOKENS = 256  # a model without a chat template rarely ends its own reply
+
+
+class Answer(NamedTuple):
+    """The text, the `done` that ended it, and whether the user stopped it with Ctrl-C."""
+
+    text: str
+    done: Done
+    interrupted: bool
+
+
+class Speaker(NamedTuple):
+    """An open model and how its answers are to be shown."""
+
+    channel: Channel
+    opened: Opened
+    command: Run
+    terminal: Terminal
+
+    @property
+    def plain_text(self) -> bool:
+        """Whether prompts are sent without a chat template."""
+        return self.command.raw or not self.opened.chat_template
+
+    def answer(self, packed: Packed) -> Answer:
+        """Show the answer to what was packed. Raises Refused; KeyboardInterrupt if that crossed a Ctrl-C."""
+        text = []
+        done = Done()
+        dropping_said = False
+        complete = False
+        with Interrupts() as interrupts:
+            try:
+                for event in exchange(self.channel, self._request(packed), interrupts, packed.blobs):
+                    if type(event) is Delta:
+                        text.append(event.text)
+                        if not self.command.json:
+                            self.terminal.answer(event.text)
+                    elif type(event) is Done:
+                        done = event
+                        complete = event.finish_reason != "cancelled"
+                    else:
+                        dropping_said |= type(event) is Notice and event.code == "notice/dropped-turns"
+                        show(event, self.terminal)
+            except Refused:
+                if interrupts.count:
+                    raise KeyboardInterrupt from None
+                raise
+            finally:
+                self.terminal.end_answer(complete=complete and not self.command.json)
+        if done.dropped_turns and not dropping_said:
+            self.terminal.say(sentence("notice/dropped-turns", count=done.dropped_turns))
+        answer = Answer("".join(text), done, bool(interrupts.count))
+        self._account(answer)
+        return answer
+
+    def _request(self, packed: Packed) -> Generate:
+        limit = self.command.max_tokens
+        if limit is None and not self.opened.chat_template:
+            limit = BASE_MODEL_TOKENS
+        return Generate(self.opened.handle, packed.turns, packed.raw, limit)
+
+    def _account(self, answer: Answer) -> None:
+        timings = answer.done.timings._replace(load_seconds=self.opened.load_seconds)
+        if self.command.json:
+            self.terminal.result(_object(answer, timings))
+        if self.command.stats:
+            self.terminal.say(_stats(timings))
+
+
+def _object(answer: Answer, timings: Timings) -> str:
+    import json
+
+    done = answer.done
+    return json.dumps(
+        {
+            "text": answer.text,
+            "ids": done.ids,
+            "prompt_ids": done.prompt_ids,
+            "finish_reason": done.finish_reason,
+            "dropped_turns": done.dropped_turns,
+            "timings": timings._asdict(),
+        }
+    )
+
+
+def _stats(timings: Timings) -> str:
+    return sentence(
+        "status/stats",
+        load=f"{timings.load_seconds:.2f}",
+        prompt=timings.prompt_tokens,
+        cached=timings.cached_tokens,
+        prefill=_rate(timings.prompt_tokens - timings.cached_tokens, timings.prefill_seconds),
+        reply=timings.reply_tokens,
+        decode=_rate(timings.reply_tokens, timings.decode_seconds),
+        first=f"{timings.first_token_seconds:.3f}",
+    )
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.1f}" if seconds > 0 else "-"

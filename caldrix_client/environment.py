@@ -1,0 +1,95 @@
+"""Which environment variables travel: with a request, and into a daemon this client starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from caldrix_protocol.refusals import Refused
+
+DIRECTORIES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE")
+VALUES = (
+    "HF_TOKEN",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "CALDRIX_OFFLINE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "PIP_CERT",
+    "PIP_CONFIG_FILE",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_INDEX_URL",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_FILE",
+)
+
+DAEMON = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "LD_LIBRARY_PATH",
+        "LOGNAME",
+        "PATH",
+        "PYTHONPATH",
+        "ROCM_PATH",
+        "INFERNO_LLD",
+        "TMPDIR",
+        "TZ",
+        "USER",
+        "VIRTUAL_ENV",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+        "XDG_RUNTIME_DIR",
+        "XDG_STATE_HOME",
+    }
+)
+_SEARCH_PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
+
+
+def for_request(environment: Mapping[str, str]) -> dict[str, str]:
+    """The user's own values of what decides caches, hub, package index and proxies; directories absolute.
+
+    Raises Refused (usage/prompt-utf8) for a value that is no text.
+    """
+    chosen = {}
+    for name in DIRECTORIES:
+        if value := environment.get(name):
+            chosen[name] = _absolute(value, environment)
+    for name in VALUES:
+        if (value := environment.get(name)) is not None:
+            chosen[name] = value
+    for name, value in chosen.items():
+        require_text(name, value)
+    return chosen
+
+
+def for_daemon(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a new daemon gets: an allow-list, search paths made absolute, since it works in `/`."""
+    chosen = {name: value for name, value in environment.items() if name in DAEMON}
+    for name in _SEARCH_PATHS:
+        if name in chosen:
+            parts = [os.path.abspath(part) for part in chosen[name].split(os.pathsep) if part]
+            chosen[name] = os.pathsep.join(parts)
+    return chosen
+
+
+def require_text(what: str, value: str) -> None:
+    """Raise Refused (usage/prompt-utf8) when `value` came from bytes that are not UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Refused("usage/prompt-utf8", what=what) from None
+
+
+def _absolute(path: str, environment: Mapping[str, str]) -> str:
+    if path == "~" or path.startswith("~/"):
+        path = environment.get("HOME", "~") + path[1:]
+    return os.path.abspath(path)

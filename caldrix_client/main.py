@@ -1,0 +1,98 @@
+"""The command `caldrix`: argv to a command, a command to its exit status. The status is set here only."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # importing typing for it would cost more than this module
+if TYPE_CHECKING:
+    from caldrix_client.context import Context
+    from caldrix_client.parse import Command
+    from caldrix_client.terminal import Terminal
+
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141  # what a shell reports of a program that died of SIGPIPE
+
+
+def main() -> int:
+    """Run the command in sys.argv and return its exit status."""
+    try:
+        _hold_standard_descriptors()
+        from caldrix_client.terminal import Terminal
+
+        return _guarded(sys.argv[1:], Terminal(os.environ.get("TERM", "")))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _guarded(arguments: list[str], terminal: Terminal) -> int:
+    from caldrix_client.context import Context
+    from caldrix_client.parse import parse
+    from caldrix_client.terminal import OutputClosed
+    from caldrix_protocol.refusals import EXIT_STATUS, Refused
+
+    try:
+        return _execute(parse(arguments), Context(os.environ, terminal))
+    except OutputClosed:
+        return OUTPUT_CLOSED
+    except KeyboardInterrupt:
+        terminal.leave()
+        return INTERRUPTED
+    except Refused as refused:
+        terminal.say(refused.text)
+        return EXIT_STATUS.get(refused.kind, 1)
+    except Exception as error:
+        terminal.say(Refused("client/internal", reason=_described(error)).text)
+        return 1
+
+
+def _execute(command: Command, context: Context) -> int:
+    """The table of commands. Each is imported when it runs: `version` must not pay for `run`."""
+    from caldrix_client import parse
+
+    match command:
+        case parse.Run():
+            from caldrix_client.commands import run
+
+            return run.execute(command, context)
+        case parse.Ps():
+            from caldrix_client.commands import ps
+
+            return ps.execute(context)
+        case parse.Stop():
+            from caldrix_client.commands import stop
+
+            return stop.execute(command, context)
+        case parse.Doctor():
+            from caldrix_client.commands import doctor
+
+            return doctor.execute(context)
+        case parse.Version():
+            from caldrix_client.commands import version
+
+            return version.execute(context)
+        case parse.Help():
+            from caldrix_client.commands import help as usage
+
+            return usage.execute(context)
+
+
+def _hold_standard_descriptors() -> None:
+    """Fill closed descriptors 0 to 2, so that no socket becomes one: input is empty then, output fails."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)
+
+
+def _described(error: Exception) -> str:
+    """The error in one line, after the place it comes from."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return f"{type(error).__name__}: {error}"
+    file = os.path.basename(trace.tb_frame.f_code.co_filename)
+    return f"{file}:{trace.tb_lineno}: {type(error).__name__}: {error}"

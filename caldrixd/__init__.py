@@ -1,0 +1,1 @@
+"""The daemon: owns the socket, the workers and the downloads."""

@@ -1,0 +1,49 @@
+"""`caldrixd`: the daemon's entry point."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from caldrix_protocol import options
+from caldrix_protocol.refusals import EXIT_STATUS, Refused
+from caldrix_protocol.version import VERSION
+from caldrixd import config, daemon, log
+
+
+def main() -> int:
+    """`caldrixd [--idle-unload SECONDS] [--version]`; the exit status."""
+    try:
+        if sys.argv[1:] == ["--version"]:
+            sys.stdout.write(f"caldrixd {VERSION}\n")
+            return 0
+        values = parse(sys.argv[1:])
+        log.start("caldrixd")
+        return daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), **values))
+    except Refused as refused:
+        sys.stderr.write(f"caldrixd: {refused.text}\n")
+        return EXIT_STATUS[refused.kind]
+    except Exception as error:
+        logging.critical("%s", log.describe(error))
+        return 1
+
+
+def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    """The values of caldrixd's flags, by the keys of `options.defaults`. Refused "usage/..."."""
+    values = options.defaults("caldrixd")
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            raise Refused("usage/takes-no-arguments", command="caldrixd", argument=argument)
+        flag, equals, text = argument.partition("=")
+        option = options.find("caldrixd", flag)
+        following = text if equals else None if option.metavar is None else next(rest, None)
+        values[option.key] = options.value(option, flag, following)
+    return values
+
+
+if __name__ == "__main__":
+    sys.exit(main())

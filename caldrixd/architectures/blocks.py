@@ -1,0 +1,49 @@
+"""The blocks that architectures share, as plan fragments."""
+
+from __future__ import annotations
+
+from caldrixd.plan.builder import PlanBuilder
+from caldrixd.plan.plan import Plan
+from caldrixd.spec import ModelSpec
+
+
+def attention(plan: PlanBuilder, x: str, spec: ModelSpec, prefix: str) -> str:
+    def project(name: str, heads: int) -> str:
+        bias = f"{prefix}.{name}.bias" if spec.qkv_bias else None
+        return plan.linear(x, f"{prefix}.{name}.weight", heads * spec.head_dim, bias=bias)
+
+    q = plan.rope(project("q_proj", spec.heads), spec.heads, spec.head_dim)
+    k = plan.rope(project("k_proj", spec.kv_heads), spec.kv_heads, spec.head_dim)
+    v = project("v_proj", spec.kv_heads)
+    attended = plan.attention(
+        q,
+        k,
+        v,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        window=spec.sliding_window,
+    )
+    return plan.linear(attended, f"{prefix}.o_proj.weight", spec.hidden_size)
+
+
+def feed_forward(plan: PlanBuilder, x: str, spec: ModelSpec, prefix: str) -> str:
+    gate = plan.linear(x, f"{prefix}.gate_proj.weight", spec.intermediate_size)
+    up = plan.linear(x, f"{prefix}.up_proj.weight", spec.intermediate_size)
+    return plan.linear(plan.silu_mul(gate, up), f"{prefix}.down_proj.weight", spec.hidden_size)
+
+
+def decoder(spec: ModelSpec) -> Plan:
+    """The pre-norm decoder stack of the llama family."""
+    plan = PlanBuilder(spec.rope)
+    embedding = "model.embed_tokens.weight"
+    x = plan.embed(embedding, spec.vocab_size, spec.hidden_size)
+    for layer in range(spec.layers):
+        prefix = f"model.layers.{layer}"
+        normed = plan.rmsnorm(x, f"{prefix}.input_layernorm.weight", spec.rms_norm_eps)
+        x = plan.add(x, attention(plan, normed, spec, f"{prefix}.self_attn"))
+        normed = plan.rmsnorm(x, f"{prefix}.post_attention_layernorm.weight", spec.rms_norm_eps)
+        x = plan.add(x, feed_forward(plan, normed, spec, f"{prefix}.mlp"))
+    x = plan.rmsnorm(plan.gather(x), "model.norm.weight", spec.rms_norm_eps)
+    plan.linear(x, embedding if spec.tied else "lm_head.weight", spec.vocab_size)
+    return plan.finish(vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, max_context=spec.max_context)

@@ -1,0 +1,1 @@
+"""Which sequences step next, and what follows from a step: token ids only, no text."""

@@ -1,0 +1,84 @@
+"""Which rows step next.
+
+Every session that lacks one token gets its row in every step; the others share one chunk of rows,
+so that a long prompt never stalls a running reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from caldrixd.engine.session import Session
+from caldrixd.lanes.lane import Rows
+
+
+@dataclass(frozen=True)
+class Share:
+    """The next `count` pending tokens of one session."""
+
+    session: Session
+    count: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether the step gives this session's next token."""
+        return self.count == self.session.pending
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step: sessions of one dtype, with the most threads any of them asked for."""
+
+    dtype: str
+    threads: int
+    shares: tuple[Share, ...]
+
+    def rows(self) -> Rows:
+        slots: list[int] = []
+        positions: list[int] = []
+        tokens: list[int] = []
+        wanted: list[int] = []
+        for share in self.shares:
+            session = share.session
+            end = session.committed + share.count
+            slots += [session.slot] * share.count
+            positions += range(session.committed, end)
+            tokens += session.tokens[session.committed : end]
+            if share.completes:
+                wanted.append(len(tokens) - 1)
+        return Rows(slots, positions, tokens, wanted)
+
+
+def schedule(sessions: Iterable[Session], *, chunk: int, max_rows: int) -> list[Batch]:
+    """A batch for each dtype in use. Sessions come oldest first; there are fewer than `max_rows`."""
+    groups: dict[str, list[Session]] = {}
+    for session in sessions:
+        groups.setdefault(session.request.dtype, []).append(session)
+    return [_batch(dtype, group, chunk, max_rows) for dtype, group in groups.items()]
+
+
+def _batch(dtype: str, sessions: Sequence[Session], chunk: int, max_rows: int) -> Batch:
+    decoding = [session for session in sessions if session.pending == 1]
+    prefilling = [session for session in sessions if session.pending > 1]
+    counts = split([session.pending for session in prefilling], min(chunk, max_rows - len(decoding)))
+    shares = [Share(session, 1) for session in decoding]
+    shares += [Share(session, count) for session, count in zip(prefilling, counts, strict=True) if count]
+    return Batch(dtype, max(session.request.threads for session in sessions), tuple(shares))
+
+
+def split(wants: Sequence[int], budget: int) -> list[int]:
+    """Give each its equal part of `budget` but no more than it wants; odd rows go to the earliest.
+
+    What one leaves is shared by the others: sum(result) == min(budget, sum(wants)).
+    """
+    given = [0] * len(wants)
+    left = min(budget, sum(wants))
+    while left:
+        hungry = [i for i, want in enumerate(wants) if given[i] < want]
+        part = max(1, left // len(hungry))
+        for i in hungry:
+            rows = min(part, wants[i] - given[i], left)
+            given[i] += rows
+            left -= rows
+    return given

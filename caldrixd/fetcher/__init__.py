@@ -1,0 +1,1 @@
+"""The child process that fetches models, and the daemon's handle on it."""

@@ -1,0 +1,21 @@
+"""One module for each request of the protocol, and the table that finds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldrix_protocol.messages import Doctor, Generate, Open, Ps, Stop
+from caldrixd.handlers.context import Handler
+from caldrixd.handlers.doctor import handle as doctor
+from caldrixd.handlers.generate import handle as generate
+from caldrixd.handlers.open import handle as open_model
+from caldrixd.handlers.ps import handle as ps
+from caldrixd.handlers.stop import handle as stop
+
+HANDLERS: dict[type[Any], Handler] = {
+    Open: open_model,
+    Generate: generate,
+    Ps: ps,
+    Stop: stop,
+    Doctor: doctor,
+}

@@ -1,0 +1,196 @@
+"""`open`: from a model's name to a worker that holds it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple, Unpack
+
+from anyio import to_thread
+
+from caldrix_protocol.address import cache_directory
+from caldrix_protocol.messages import Done, Message, Open, Opened, Status
+from caldrix_protocol.refusals import Refused, sentence
+from caldrixd.architectures import FAMILIES
+from caldrixd.config import Config
+from caldrixd.fetcher.process import fetch_demo
+from caldrixd.handlers.context import Client, Opening, Services
+from caldrixd.lanes import choose
+from caldrixd.lanes.drivers.compiler import worker_environment
+from caldrixd.models import fit, gate
+from caldrixd.models.resolve import ResolvedModel, check_files, resolve
+from caldrixd.models.weights import INDEX, weight_files
+from caldrixd.plan.plan import Plan
+from caldrixd.spec import ModelSpec
+from caldrixd.worker.process import LOADING, Key, Worker
+
+# What a lane's worker needs in its environment, given a private directory for caches.
+WORKER_ENVIRONMENT: Mapping[str, Callable[[Path], dict[str, str]]] = {"cpu": worker_environment}
+DEFAULT_CTX: int = Open._field_defaults["ctx"]
+# Beside the weights: what a loaded model depends on.
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    INDEX,
+)
+
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model directory that passed the gate. `weight_bytes` are those of its weight files."""
+
+    key: Key
+    spec: ModelSpec
+    plan: Plan
+    weight_bytes: int
+
+
+async def handle(request: Open, client: Client, services: Services) -> Message:
+    opening = await load(request, client, services)
+    handle = client.add(opening)
+    client.send(
+        Opened(
+            handle=handle,
+            model=opening.lease.worker.name,
+            lane=opening.lease.worker.key.lane,
+            settings=opening.ready.settings,
+            ctx=opening.ctx,
+            chat_template=opening.ready.chat_template,
+            load_seconds=opening.waited,
+        )
+    )
+    return Done()
+
+
+async def load(request: Open, client: Client, services: Services) -> Opening:
+    """Lease a loaded worker for `request`; the client gets status lines and progress meanwhile.
+
+    Flags, name and lane are checked before anything is fetched, the files before anything is loaded.
+    """
+    started = time.monotonic()
+    resolved = await _in_thread(resolve, request.model)
+    lane = await _in_thread(choose.choose, request.backend, services.config.environment)
+    directory = await _directory(resolved, request, client, services)
+    found = await _in_thread(_inspect, directory, lane)
+    ctx = _context(request.ctx, found.spec)
+    worker = await _worker(request, found, ctx, services)
+    if worker.state == LOADING and worker.leases:
+        client.send(_status("status/queued", model=request.model))
+    lease = services.pool.lease(worker)
+    try:
+        ready = await worker.loaded(client.send)
+    except BaseException:
+        services.pool.release(lease)
+        raise
+    if request.backend == "auto":
+        client.send(_status("status/backend", lane=lane))
+    client.send(_status("status/lane", lane=lane, settings=ready.settings))
+    return Opening(request, lease, ready, ctx, time.monotonic() - started)
+
+
+async def _directory(resolved: ResolvedModel, request: Open, client: Client, services: Services) -> Path:
+    """The model's directory, fetched first if need be. Only its small files are looked at before that."""
+    if resolved.directory is not None:
+        client.send(_status("status/directory", model=resolved.directory.name, path=resolved.directory))
+        return resolved.directory
+
+    fetched = False
+
+    async def report(message: Message) -> None:
+        nonlocal fetched
+        fetched = True
+        client.send(message)
+
+    environment = {**services.config.environment, **request.environment}
+    directory = await fetch_demo(Path(cache_directory(environment)), environment, report)
+    if not fetched:
+        client.send(_status("status/cached", model=resolved.name, path=directory))
+    return directory
+
+
+async def _in_thread(function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:
+    """Call what may block on a file system. A cancelled request does not wait for it."""
+    return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+
+
+def _inspect(directory: Path, lane: str) -> Found:
+    """Look at a model directory, but not into its weights. Refused for what is unusable."""
+    check_files(directory)
+    spec = gate.read_spec(directory)
+    weights = [(directory / name).stat() for name in weight_files(directory)]
+    return Found(
+        key=Key(os.path.realpath(directory), _identity(directory), lane),
+        spec=spec,
+        plan=FAMILIES[spec.architecture].build(spec),
+        weight_bytes=sum(found.st_size for found in weights),
+    )
+
+
+def _identity(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Name, inode, size and change time of every file that a loaded model depends on."""
+    names = [*SMALL_FILES, *weight_files(directory)]
+    found = [(name, (directory / name).stat()) for name in names if (directory / name).exists()]
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
+def _context(wanted: int, spec: ModelSpec) -> int:
+    """The context in tokens; the default shrinks to the model. Refused "run/ctx-too-long"."""
+    if wanted <= spec.max_context:
+        return wanted
+    if wanted == DEFAULT_CTX:
+        return spec.max_context
+    raise Refused("run/ctx-too-long", ctx=wanted, limit=spec.max_context)
+
+
+async def _worker(request: Open, found: Found, ctx: int, services: Services) -> Worker:
+    """The worker of this model, started unless there is one. Refused "run/memory..." when it cannot fit."""
+    pool = services.pool
+    worker = pool.find(found.key)
+    if worker is None:
+        await _make_room(found, ctx, services, request.model)
+        environment = await _in_thread(_worker_environment, found.key.lane, services.config)
+        # Another request may have started one meanwhile.
+        worker = pool.find(found.key) or pool.start(Worker(found.key, request.model, environment))
+    worker.names.add(request.model)
+    return worker
+
+
+async def _make_room(found: Found, ctx: int, services: Services, model: str) -> None:
+    """Unload idle models, the longest unused first, until this one fits."""
+    while True:
+        try:
+            fit.check(found.plan, found.weight_bytes, ctx, fit.available_memory(), model=model)
+            return
+        except Refused:
+            idle = services.pool.idle()
+            if not idle:
+                raise
+            logging.info("worker %d makes room for %s", idle[0].pid, found.key.directory)
+            await services.pool.unload(idle[0], Refused("worker/unloaded", model=idle[0].name))
+
+
+def _worker_environment(lane: str, config: Config) -> dict[str, str]:
+    """The worker's whole environment. Where the cache cannot be written, caches last until logout."""
+    variables = WORKER_ENVIRONMENT[lane]
+    try:
+        own = variables(config.cache_directory)
+    except OSError as error:
+        logging.warning("%s is not used: %s", config.cache_directory, error.strerror)
+        own = variables(Path(config.address.directory))
+    return {**config.environment, **own}
+
+
+def _status(code: str, **fields: object) -> Status:
+    known = {name: value if isinstance(value, int) else str(value) for name, value in fields.items()}
+    return Status(code, sentence(code, **known), known)

@@ -1,0 +1,92 @@
+"""Reads small files of a model directory without trusting them: sizes, JSON traps, odd file types."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from caldrix_protocol.refusals import Refused
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, open for reading. OSError for whatever else stands there."""
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Opening a FIFO would wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The whole of a regular file of at most `limit` bytes. Refused "config/unreadable", "config/too-big"."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(limit + 1)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise Refused("config/unreadable", file=path.name, reason=reason_of(error)) from None
+    if len(data) > limit:
+        raise Refused("config/too-big", file=path.name, size=max(size, len(data)), limit=limit)
+    return data
+
+
+def read_object(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object in a file. Refused "config/not-an-object" and what `read_bytes` refuses."""
+    data = read_bytes(path, limit)
+    try:
+        value = parse(data)
+    except ValueError as error:
+        raise Refused("config/unreadable", file=path.name, reason=reason_of(error)) from None
+    if type(value) is not dict:
+        raise Refused("config/not-an-object", file=path.name)
+    return value
+
+
+def parse(data: bytes) -> Any:
+    """Strict JSON: UTF-8, no duplicate keys, only finite numbers, no lone surrogates. ValueError says why."""
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_object)
+        _check(value, "the document")
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def reason_of(error: BaseException, limit: int = 200) -> str:
+    """One short line about a library's or the system's error."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())[:limit] or type(error).__name__
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        _check(name, "a name")
+        if name in values:
+            raise ValueError(f"{name[:60]} stands in it twice")
+        _check(value, name[:60])
+        values[name] = value
+    return values
+
+
+def _check(value: Any, name: str) -> None:
+    if type(value) is str and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} holds half of a surrogate pair") from None
+    elif type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{ascii(name)[1:-1]} is not a finite number")
+    elif type(value) is list:
+        for item in value:
+            _check(item, name)

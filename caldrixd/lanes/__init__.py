@@ -1,0 +1,1 @@
+"""The lanes: each runs plans on one kind of hardware."""

@@ -1,0 +1,1 @@
+"""Everything that loads a native library or starts a process for a lane."""

@@ -1,0 +1,104 @@
+"""What every lane offers: the one step call and the state of sequences.
+
+A `Program` is a plan with its weights on one lane. A slot is one sequence's state in it. A step
+runs rows of any slots together; a row's result depends on its own slot's rows alone, whatever
+else the step holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from caldrixd.plan.plan import Plan, Tensor
+
+Logits = npt.NDArray[np.float32]
+# Called with the code and the fields of a status row while a program loads.
+Report = Callable[[str, dict[str, Any]], None]
+
+
+class StepCancelled(Exception):
+    """The cancel word stopped a step: nothing of it is committed, and it may be run again."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one step, in order. Rows of one slot stand in rising position order.
+
+    `embeddings` replaces the token's embedding for the rows it names: row index -> float32[hidden].
+    `wanted` lists the row indices whose logits are returned.
+    """
+
+    slots: Sequence[int]
+    positions: Sequence[int]
+    tokens: Sequence[int]
+    wanted: Sequence[int]
+    embeddings: Mapping[int, npt.NDArray[np.float32]] | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A sequence's state at one length. For KV the length alone; recurrent state will add its copy."""
+
+    length: int
+
+
+class Program(Protocol):
+    """A loaded plan. Calls come from one thread, but for `cancel`."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one step."""
+
+    @property
+    def settings(self) -> str:
+        """Threads, stored formats and kernels, for the status line and `doctor`."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of weights held."""
+
+    def allocate(self, ctx: int) -> int:
+        """A new empty slot for up to `ctx` tokens. Refused "run/memory" when memory lacks."""
+
+    def release(self, slot: int) -> None: ...
+
+    def length(self, slot: int) -> int:
+        """Committed tokens of a slot."""
+
+    def step(self, rows: Rows, *, threads: int, dtype: str = "f32") -> Logits:
+        """Run the plan; float32[len(wanted), vocab_size], valid until the next step.
+
+        State at the rows' positions is written but not committed. `threads` 0 means the lane's
+        default. StepCancelled when `cancel` came first.
+        """
+
+    def cancel(self) -> None:
+        """Stop the running step, from any thread; without one, nothing happens."""
+
+    def commit(self, slot: int, length: int) -> None:
+        """Make positions below `length` part of the sequence."""
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Drop what stands at `length` and after."""
+
+    def snapshot(self, slot: int) -> Snapshot: ...
+
+    def restore(self, slot: int, snapshot: Snapshot) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LaneModule(Protocol):
+    """A lane: `load` turns a plan and its tensors into a program."""
+
+    name: str
+
+    def load(self, plan: Plan, tensors: Mapping[str, Tensor], *, threads: int, report: Report) -> Program: ...

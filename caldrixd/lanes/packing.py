@@ -1,0 +1,137 @@
+"""Fills the weight arena: panels packed in parallel at memory speed, gains and biases widened to float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from caldrix_kernels.formats import widen
+from caldrix_kernels.step.layout import FLOAT32, FORMAT_BYTES, FORMATS, PANEL, round_up
+from caldrixd.lanes.arena import Arena
+from caldrixd.lanes.lowering import Lowered, Packed
+from caldrixd.plan.plan import Tensor
+
+ALIGNMENT = 64
+PANELS_A_TASK = 64
+
+PackPanels = Callable[[int, int, int, int, int, int, int], None]
+
+
+class Weights:
+    """The packed weights of a program: `addresses` and `formats` by name in the address table."""
+
+    def __init__(self, arena: Arena, addresses: dict[str, int], formats: dict[str, int]) -> None:
+        self.arena = arena
+        self.addresses = addresses
+        self.formats = formats
+        self.row_bytes: dict[str, int] = {}
+
+
+def _format(packed: Packed, tensors: Mapping[str, Tensor]) -> int:
+    """The stored format of a matrix; tensors of different formats meet in float32, which is exact."""
+    stored = {FORMATS[tensors[segment.tensor].dtype] for segment in packed.segments if segment.tensor}
+    return stored.pop() if len(stored) == 1 else FLOAT32
+
+
+def _float32(tensor: Tensor) -> npt.NDArray[np.float32]:
+    return widen(tensor.data, tensor.dtype, tensor.shape)
+
+
+def _bias(packed: Packed, tensors: Mapping[str, Tensor]) -> npt.NDArray[np.float32]:
+    parts = []
+    for segment in packed.segments:
+        name = packed.biases.get(segment.tensor or "")
+        if name is None:
+            parts.append(np.zeros(segment.count, np.float32))
+        else:
+            parts.append(_float32(tensors[name])[segment.first : segment.first + segment.count])
+    return np.concatenate(parts)
+
+
+def _row_addresses(
+    packed: Packed, sources: Mapping[str, npt.NDArray[np.uint8]], row_bytes: int
+) -> npt.NDArray[np.int64]:
+    """Where each packed row is stored; 0 for a zero row. `sources`: the tensors' bytes, in one format."""
+    rows = np.zeros(packed.rows, np.int64)
+    at = 0
+    for segment in packed.segments:
+        if segment.tensor is not None:
+            first = sources[segment.tensor].ctypes.data + segment.first * row_bytes
+            rows[at : at + segment.count] = first + np.arange(segment.count, dtype=np.int64) * row_bytes
+        at += segment.count
+    return rows
+
+
+def pack_weights(lowered: Lowered, tensors: Mapping[str, Tensor], pack: PackPanels, threads: int) -> Weights:
+    """Everything the program reads, in one arena of huge pages."""
+    formats = {name: _format(packed, tensors) for name, packed in lowered.packed.items()}
+    sizes: dict[str, int] = {}
+    for name, packed in lowered.packed.items():
+        sizes[name] = packed.rows * round_up(packed.columns, PANEL) * FORMAT_BYTES[formats[name]]
+        if packed.biases:
+            sizes[f"bias of {name}"] = packed.rows * 4
+    for name in lowered.gains:
+        sizes[name] = round_up(tensors[name].shape[0], PANEL) * 4
+    for name in lowered.tables:
+        sizes[name] = tensors[name].data.size
+        formats[name] = FORMATS[tensors[name].dtype]
+    offsets: dict[str, int] = {}
+    total = 0
+    for name, size in sizes.items():
+        offsets[name] = total
+        total = round_up(total + size, ALIGNMENT)
+    arena = Arena(total, huge=True)
+    weights = Weights(arena, {name: arena.address + at for name, at in offsets.items()}, formats)
+
+    def put(name: str, data: npt.NDArray[np.uint8]) -> None:
+        arena.bytes[offsets[name] : offsets[name] + data.size] = data
+
+    for name, packed in lowered.packed.items():
+        if packed.biases:
+            put(f"bias of {name}", _bias(packed, tensors).view(np.uint8))
+    for name in lowered.gains:
+        put(name, _float32(tensors[name]).view(np.uint8))
+    for name in lowered.tables:
+        put(name, tensors[name].data.reshape(-1))
+        weights.row_bytes[name] = tensors[name].data.size // tensors[name].shape[0]
+    with ThreadPoolExecutor(threads) as pool:
+        for name, packed in lowered.packed.items():
+            _pack_one(packed, formats[name], weights.addresses[name], tensors, pack, pool)
+    return weights
+
+
+def _pack_one(
+    packed: Packed,
+    form: int,
+    target: int,
+    tensors: Mapping[str, Tensor],
+    pack: PackPanels,
+    pool: ThreadPoolExecutor,
+) -> None:
+    names = {segment.tensor for segment in packed.segments if segment.tensor}
+    same = all(FORMATS[tensors[name].dtype] == form for name in names)
+    sources = {
+        name: tensors[name].data.reshape(-1) if same else _float32(tensors[name]).view(np.uint8).reshape(-1)
+        for name in names
+    }
+    rows = _row_addresses(packed, sources, packed.columns * FORMAT_BYTES[form])
+    panels = packed.rows // PANEL
+    padded = round_up(packed.columns, PANEL)
+    tasks = [
+        pool.submit(
+            pack,
+            form,
+            rows.ctypes.data,
+            first,
+            min(first + PANELS_A_TASK, panels),
+            packed.columns,
+            padded,
+            target,
+        )
+        for first in range(0, panels, PANELS_A_TASK)
+    ]
+    for task in tasks:
+        task.result()

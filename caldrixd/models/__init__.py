@@ -1,0 +1,1 @@
+"""Which model a name means, whether its files are acceptable, and its weights in memory."""

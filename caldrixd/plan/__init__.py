@@ -1,0 +1,1 @@
+"""Which ops run, in which order, on which buffers: plain data that every lane reads."""

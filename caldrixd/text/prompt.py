@@ -1,0 +1,130 @@
+"""Builds the prompt ids of a request: template, tokenizer, and what to do when it does not fit."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caldrix_protocol.refusals import Refused
+from caldrixd.text.template import ChatTemplate
+from caldrixd.text.tokenizer import Tokenizer
+from caldrixd.text.turns import Turn, drop_oldest, exchanges, fold_system, shield, text_of, turns_of
+
+# A text with more bytes than this, for each token of the context or at all, is too long without a count.
+BYTES_PER_TOKEN = 256
+MAX_BYTES = 6 << 20
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A row of the refusal table and its fields."""
+
+    code: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`dropped_turns` counts the oldest turns left out, system turns apart (they always stay)."""
+
+    ids: tuple[int, ...]
+    dropped_turns: int = 0
+    notices: tuple[Notice, ...] = ()
+
+
+def build(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    *,
+    turns: Sequence[Mapping[str, Any]] | None = None,
+    raw: Sequence[Mapping[str, Any]] | None = None,
+    ctx: int,
+    max_tokens: int | None = None,
+) -> Prompt:
+    """The prompt of a conversation (`turns`) or of plain text (`raw`, content parts); one of them is given.
+
+    Refused "message/too-long", "message/empty", "message/no-template", "template/..." or "tokenizer/...".
+    """
+    if turns is None:
+        return _raw_prompt(tokenizer, text_of(raw or ()), ctx)
+    if template is None:
+        raise Refused("message/no-template")
+    if not turns:
+        raise Refused("message/empty")
+    return _Conversation(tokenizer, template, ctx, _answer_room(ctx, max_tokens)).prompt(turns_of(turns))
+
+
+def _answer_room(ctx: int, max_tokens: int | None) -> int:
+    """Tokens kept free for the answer while older turns can make room for it."""
+    return min(ctx // 4 if max_tokens is None else max_tokens, ctx // 2)
+
+
+def _raw_prompt(tokenizer: Tokenizer, text: str, ctx: int) -> Prompt:
+    if not _countable(text, ctx):
+        raise Refused("message/too-long", tokens=f"over {ctx}", ctx=ctx)
+    ids = tokenizer.encode(text, add_special=True)
+    if not ids and tokenizer.bos_id is not None:
+        ids = [tokenizer.bos_id]
+    return Prompt(_checked(ids, ctx))
+
+
+def _countable(text: str, ctx: int) -> bool:
+    return len(text.encode("utf-8", "surrogatepass")) <= min(BYTES_PER_TOKEN * ctx, MAX_BYTES)
+
+
+def _checked(ids: Sequence[int], ctx: int) -> tuple[int, ...]:
+    if not ids:
+        raise Refused("message/empty")
+    if len(ids) >= ctx:
+        raise Refused("message/too-long", tokens=len(ids), ctx=ctx)
+    return tuple(ids)
+
+
+@dataclass(frozen=True)
+class _Conversation:
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    ctx: int
+    room: int
+
+    def prompt(self, turns: tuple[Turn, ...]) -> Prompt:
+        sizes = exchanges(turns)
+        # Turns dropped by leaving out the first 0, 1, ... exchanges; the last one always stays.
+        drops = [sum(sizes[:count]) for count in range(max(1, len(sizes)))]
+        tried: dict[int, tuple[list[int] | None, bool]] = {}
+
+        def fits(drop: int) -> bool:
+            ids, _ = tried[drop] = self._ids(drop_oldest(turns, drop))
+            return drop == drops[-1] or (ids is not None and len(ids) <= self.ctx - self.room)
+
+        drop = drops[0] if fits(drops[0]) else drops[bisect.bisect_left(drops, True, 1, key=fits)]
+        ids, folded = tried[drop]
+        if ids is None:
+            raise Refused("message/too-long", tokens=f"over {self.ctx}", ctx=self.ctx)
+        notices = [Notice("notice/system-in-user", {})] if folded else []
+        if drop:
+            notices.append(Notice("notice/dropped-turns", {"count": drop}))
+        return Prompt(_checked(ids, self.ctx), drop, tuple(notices))
+
+    def _ids(self, turns: Sequence[Turn]) -> tuple[list[int] | None, bool]:
+        """Ids, None where the text is far too long; and whether the system text went into a user turn."""
+        if not _countable("".join(turn.text for turn in turns), self.ctx):
+            return None, False
+        added = self.tokenizer.added_tokens
+        shielded = None if added is None else shield(turns, added)
+        text, folded = self._render(turns if shielded is None else shielded.turns)
+        if not _countable(text, self.ctx):
+            return None, folded
+        if shielded is None:
+            return self.tokenizer.encode(text, add_special=False), folded
+        return self.tokenizer.encode_shielded(text, shielded.marker, shielded.originals), folded
+
+    def _render(self, turns: Sequence[Turn]) -> tuple[str, bool]:
+        try:
+            return self.template.render([turn.message() for turn in turns]), False
+        except Refused as refused:
+            if refused.code != "template/raised" or not any(turn.role == "system" for turn in turns):
+                raise
+            return self.template.render([turn.message() for turn in fold_system(turns)]), True

@@ -1,0 +1,29 @@
+"""Entry point of the worker process: `python -m caldrixd.worker --fd N --parent PID`, started by caldrixd."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+
+from caldrixd import log
+from caldrixd.worker import protection
+from caldrixd.worker.main import serve
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("caldrixd.worker")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    protection.die_with_parent(arguments.parent)
+    protection.offer_to_oom_killer()
+    log.start("worker")
+    return serve(socket.socket(fileno=arguments.fd))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

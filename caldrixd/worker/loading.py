@@ -1,0 +1,58 @@
+"""A model directory, loaded: everything a worker needs to answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from caldrix_protocol.messages import Load, Ready
+from caldrixd.architectures import FAMILIES
+from caldrixd.engine.engine import Engine
+from caldrixd.lanes import cpu
+from caldrixd.lanes.lane import Program, Report
+from caldrixd.models import gate, weights
+from caldrixd.spec import ModelSpec
+from caldrixd.text import template, tokenizer
+from caldrixd.text.template import ChatTemplate
+from caldrixd.text.tokenizer import Tokenizer
+
+LANES: dict[str, Callable[..., Program]] = {"cpu": cpu.load}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    program: Program
+    engine: Engine
+    seconds: float
+
+    def ready(self) -> Ready:
+        return Ready(
+            settings=self.program.settings,
+            max_ctx=self.spec.max_context,
+            chat_template=self.template is not None,
+            size=self.program.size,
+            load_seconds=self.seconds,
+        )
+
+
+def load(wanted: Load, report: Report) -> Model:
+    """Load what the daemon asks for. Refused for anything in its files that cannot be used."""
+    started = time.monotonic()
+    directory = Path(wanted.directory)
+    spec = gate.read_spec(directory)
+    family = FAMILIES[spec.architecture]
+    plan = family.build(spec)
+    words = tokenizer.load(directory, spec)
+    turns = template.load(directory)
+    checkpoint = weights.open_checkpoint(directory)
+    checkpoint.check(plan, family.ignored)
+    report("status/loading", {"model": directory.name, "size": checkpoint.size // 1_000_000})
+    program = LANES[wanted.lane](plan, checkpoint.tensors, threads=wanted.threads, report=report)
+    return Model(spec, words, turns, program, Engine(program), time.monotonic() - started)

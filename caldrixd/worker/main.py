@@ -1,0 +1,151 @@
+"""The worker process: loads one model and answers with it until its socket closes.
+
+The reader thread takes messages and ends the process at end of file. Each request is made into a prompt on
+a thread of its own, since a chat template may take long. The main thread loads, then runs the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+from caldrix_protocol.codec import encode
+from caldrix_protocol.connection import as_refusal
+from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message, Refusal, Relay, Status
+from caldrix_protocol.refusals import Refused, sentence
+from caldrixd import log
+from caldrixd.engine.engine import TokenEvent
+from caldrixd.worker.loading import Model, load
+from caldrixd.worker.pipe import Pipe
+from caldrixd.worker.replies import Reply
+
+
+def serve(sock: socket.socket) -> int:
+    """Work for the daemon at the other end of `sock`; the exit status when the work ends early."""
+    pipe = Pipe(sock)
+    wanted = pipe.receive()
+    if wanted is None:
+        return 0
+    answers = Answers(pipe, wanted)
+    threading.Thread(target=answers.read, daemon=True).start()
+
+    def report(code: str, fields: dict[str, Any]) -> None:
+        pipe.send(Status(code, sentence(code, **fields), fields))
+
+    try:
+        model = load(wanted, report)
+        answers.answer(model)
+    except BaseException as error:
+        refusal = refusal_for(error, wanted)
+        answers.refuse(refusal)
+        pipe.send(refusal)
+    return 1
+
+
+def refusal_for(error: BaseException, wanted: Load) -> Refusal:
+    """What a user reads of any exception."""
+    if isinstance(error, Refused):
+        return as_refusal(error)
+    if isinstance(error, MemoryError):
+        return as_refusal(Refused("worker/out-of-memory", model=os.path.basename(wanted.directory)))
+    return as_refusal(Refused("daemon/internal", id=log.incident(error)))
+
+
+class Answers:
+    """All replies of this worker. A failure of one reply ends that reply alone."""
+
+    def __init__(self, pipe: Pipe, wanted: Load) -> None:
+        self._pipe = pipe
+        self._wanted = wanted
+        self._model: Model | None = None
+        self._attachments: dict[int, list[Attach]] = {}
+        self._replies: dict[int, Reply] = {}
+        self._lock = threading.Lock()  # guards _replies
+        self._work = threading.Event()
+
+    def read(self) -> None:
+        """The reader thread. At its end nobody is left to work for, so the process ends, whatever it does."""
+        status = 1
+        try:
+            while (message := self._pipe.receive()) is not None:
+                self._take(message)
+            status = 0
+        except Exception as error:
+            log.incident(error)
+        finally:
+            os._exit(status)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Attach():
+                self._attachments.setdefault(message.stream, []).append(message)
+            case Begin():
+                reply = Reply(message, self._attachments.pop(message.stream, []))
+                with self._lock:
+                    self._replies[message.stream] = reply
+                threading.Thread(target=self._prepare, args=(reply,), daemon=True).start()
+            case Abort():
+                self._abort(message.stream)
+
+    @property
+    def _loaded(self) -> Model:
+        assert self._model is not None
+        return self._model
+
+    def answer(self, model: Model) -> None:
+        """Run the engine, for ever. Whatever it raises leaves the model's state in doubt."""
+        self._model = model
+        self._pipe.send(model.ready())
+        while True:
+            self._work.wait()
+            self._work.clear()
+            while model.engine.busy:
+                for event in model.engine.step():
+                    self._advance(event)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End every reply."""
+        for number in list(self._replies):
+            self._end(number, refusal)
+
+    def _prepare(self, reply: Reply) -> None:
+        """On a thread for this reply: from the request to the engine."""
+        try:
+            for notice in reply.build_prompt(self._loaded):
+                self._relay(reply.number, notice)
+            reply.submit(self._loaded)
+            self._work.set()
+        except BaseException as error:
+            self._end(reply.number, refusal_for(error, self._wanted))
+
+    def _abort(self, number: int) -> None:
+        reply = self._replies.get(number)
+        if reply is not None and not reply.cancel(self._loaded.engine):
+            self._end(number, reply.cancelled())
+
+    def _advance(self, event: TokenEvent) -> None:
+        reply = self._replies.get(event.id)
+        if reply is None:
+            return
+        try:
+            messages = reply.advance(event)
+        except BaseException as error:
+            self._loaded.engine.cancel(event.id)
+            messages = [refusal_for(error, self._wanted)]
+        for message in messages:
+            if type(message) in (Done, Refusal):
+                self._end(event.id, message)
+            else:
+                self._relay(event.id, message)
+
+    def _end(self, number: int, final: Message) -> None:
+        """Send the last event of a reply, if it still runs."""
+        with self._lock:
+            running = self._replies.pop(number, None) is not None
+        if running:
+            self._relay(number, final)
+
+    def _relay(self, number: int, message: Message) -> None:
+        self._pipe.send(Relay(number, encode(message)))

@@ -1,0 +1,195 @@
+"""Emitters: plain functions that append LLVM instructions to a builder.
+
+The vector is 16 float32 lanes everywhere. On AVX-512 it is one register, on AVX2 LLVM splits it in
+two; either way each lane sees the same operations in the same order, so the bits are the same.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba.core.cgutils import get_or_insert_function
+
+LANES = 16
+
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+F16 = ir.HalfType()
+F32 = ir.FloatType()
+VF = ir.VectorType(F32, LANES)
+VI = ir.VectorType(I32, LANES)
+VH = ir.VectorType(I16, LANES)
+VF16 = ir.VectorType(F16, LANES)
+
+
+class BFloat(ir.Type):  # type: ignore[misc]
+    """The LLVM type `bfloat`, which llvmlite does not name."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, BFloat)
+
+    def __hash__(self):
+        return hash("bfloat")
+
+
+VBF = ir.VectorType(BFloat(), 2 * LANES)
+
+
+def const(value):
+    """An int64 constant."""
+    return ir.Constant(I64, value)
+
+
+def lanes(value):
+    """A float32 constant in every lane."""
+    return ir.Constant(VF, [float(np.float32(value))] * LANES)
+
+
+def int_lanes(value):
+    """An int32 constant in every lane."""
+    return ir.Constant(VI, [value] * LANES)
+
+
+def pointer(builder, address, kind):
+    return builder.inttoptr(address, ir.PointerType(kind))
+
+
+def load(builder, address, kind, align=4):
+    value = builder.load(pointer(builder, address, kind))
+    value.align = align
+    return value
+
+
+def store(builder, value, address, align=4):
+    instruction = builder.store(value, pointer(builder, address, value.type))
+    instruction.align = align
+
+
+def offset(builder, address, byte_count):
+    """address + a constant number of bytes."""
+    return builder.add(address, const(byte_count)) if byte_count else address
+
+
+def broadcast(builder, scalar, kind):
+    """The scalar in every lane of `kind`."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(
+        first, undefined, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+    )
+
+
+def fma(builder, a, b, c):
+    """a * b + c, rounded once."""
+    function = get_or_insert_function(builder.module, ir.FunctionType(VF, [VF, VF, VF]), "llvm.fma.v16f32")
+    return builder.call(function, [a, b, c])
+
+
+def prefetch(builder, address):
+    """Bring the cache line at `address` near, for reading; any address is allowed."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
+    function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    arguments = [ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)]
+    builder.call(function, [pointer(builder, address, I8), *arguments])
+
+
+def maximum(builder, a, b):
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def minimum(builder, a, b):
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+def reduce(builder, vector, combine):
+    """All lanes combined by the fixed tree i, i+8; i, i+4; i, i+2; i, i+1. Returns the scalar."""
+    for half in (8, 4, 2, 1):
+        rotation = ir.Constant(VI, [(lane + half) % LANES for lane in range(LANES)])
+        vector = combine(vector, builder.shuffle_vector(vector, vector, rotation))
+    return builder.extract_element(vector, ir.Constant(I32, 0))
+
+
+# exp on [-87, 88]: x = n ln2 + r with ln2 in two parts (Cody and Waite), |r| <= ln2 / 2, then the
+# degree-6 minimax polynomial of Cephes expf (Moshier), evaluated by Horner with one fma a step.
+LN2_HIGH = 0.693145751953125
+LN2_LOW = 1.428606820309417e-06
+EXP_POLYNOMIAL = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+# Adding 1.5 * 2**23 leaves the nearest integer in the low bits of the sum.
+ROUND_MAGIC = 12582912.0
+
+
+def exp(builder, x):
+    """exp(x) in each lane, relative error below 2e-7; x is clamped to [-87, 88]."""
+    x = minimum(builder, maximum(builder, x, lanes(-87.0)), lanes(88.0))
+    shifted = fma(builder, x, lanes(1.4426950408889634), lanes(ROUND_MAGIC))
+    n = builder.fsub(shifted, lanes(ROUND_MAGIC))
+    r = fma(builder, n, lanes(-LN2_HIGH), x)
+    r = fma(builder, n, lanes(-LN2_LOW), r)
+    poly = lanes(EXP_POLYNOMIAL[0])
+    for coefficient in EXP_POLYNOMIAL[1:]:
+        poly = fma(builder, poly, r, lanes(coefficient))
+    poly = fma(builder, poly, builder.fmul(r, r), builder.fadd(r, lanes(1.0)))
+    exponent = builder.shl(builder.bitcast(shifted, VI), int_lanes(23))
+    return builder.bitcast(builder.add(builder.bitcast(poly, VI), exponent), VF)
+
+
+def round_to_bf16(builder, vector):
+    """float32 lanes -> bfloat16 bit patterns in the high half of int32 lanes, nearest even."""
+    bits = builder.bitcast(vector, VI)
+    odd = builder.and_(builder.lshr(bits, int_lanes(16)), int_lanes(1))
+    return builder.add(bits, builder.add(odd, int_lanes(0x7FFF)))
+
+
+# How an activation is stored for the matmuls that read it.
+ACT_F32 = 0  # float32 as computed
+ACT_BF16 = 1  # bfloat16, two bytes, for the bfloat16 dot product instruction
+ACT_ROUNDED = 2  # rounded to bfloat16 but kept as float32, where there is no such instruction
+ACT_BYTES = {ACT_F32: 4, ACT_BF16: 2, ACT_ROUNDED: 4}
+
+
+def store_activation(builder, vector, address, act):
+    if act == ACT_F32:
+        store(builder, vector, address)
+        return
+    bits = round_to_bf16(builder, vector)
+    if act == ACT_BF16:
+        store(builder, builder.trunc(builder.lshr(bits, int_lanes(16)), VH), address, align=2)
+    else:
+        store(builder, builder.bitcast(builder.and_(bits, int_lanes(0xFFFF0000)), VF), address)
+
+
+def counted_loop(builder, count, body, state=()):
+    """Emit `for i in range(count)`, count >= 1. `body(i, state) -> state` carries SSA values along.
+
+    Returns the state after the last round.
+    """
+    before = builder.block
+    loop = builder.function.append_basic_block("loop")
+    done = builder.function.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    index.add_incoming(const(0), before)
+    carried = []
+    for value in state:
+        phi = builder.phi(value.type)
+        phi.add_incoming(value, before)
+        carried.append(phi)
+    result = list(body(index, carried) or ())
+    following = builder.add(index, const(1))
+    index.add_incoming(following, builder.block)
+    for phi, value in zip(carried, result, strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+    builder.position_at_end(done)
+    return result

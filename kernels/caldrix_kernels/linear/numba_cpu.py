@@ -1,0 +1,296 @@
+"""Matrix products over packed weight panels.
+
+A panel holds 32 output rows: two vectors whose lanes are output rows, so an input value is broadcast and no
+sum crosses lanes. Every output is one sequential chain over k, one fused multiply-add a step: the
+simplest order there is, and the same for any number of rows, threads, and any vector width.
+
+Panel layouts, K columns (even, zero padded):
+
+    BF16  [K/2][2 vectors][16 rows][2 k]   a 32-bit lane holds two neighbouring k of one row
+    F16   [K][32 rows]
+    F32   [K][32 rows]                     also the keys and values of attention, with any stride
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import config
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic
+
+from caldrix_kernels.intrinsics import vector as v
+from caldrix_kernels.intrinsics.jit import kernel, routine
+from caldrix_kernels.intrinsics.memory import load_i64, load_u16, load_u32, store_u16, store_u32
+from caldrix_kernels.step.layout import BF16, F16, PANEL
+
+
+def _host_has(feature):
+    """Whether code is compiled for a CPU with this LLVM feature."""
+    if config.CPU_FEATURES is not None:
+        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    from llvmlite import binding
+
+    return bool(binding.get_host_cpu_features().get(feature, False))
+
+
+WIDE = _host_has("avx512f")
+HAS_BF16_DOT = WIDE and _host_has("avx512bf16")
+
+
+def _bf16_step(builder, weights, count):
+    """The two k of a lane, widened: bfloat16 is the high half of float32."""
+    words = [v.load(builder, v.offset(builder, weights, 64 * i), v.VI, 64) for i in range(2)]
+    low = [builder.bitcast(builder.shl(word, v.int_lanes(16)), v.VF) for word in words]
+    high = [builder.bitcast(builder.and_(word, v.int_lanes(0xFFFF0000)), v.VF) for word in words]
+    return [(low, 0), (high, 4)]
+
+
+def _f16_step(builder, weights, count):
+    return [
+        (
+            [
+                builder.fpext(v.load(builder, v.offset(builder, weights, 32 * i), v.VF16, 32), v.VF)
+                for i in range(2)
+            ],
+            0,
+        )
+    ]
+
+
+def _f32_step(builder, weights, count):
+    return [([v.load(builder, v.offset(builder, weights, 64 * i), v.VF, 4) for i in range(2)], 0)]
+
+
+# format -> (columns a loop step takes, emitter of the step's widened weight vectors with x offsets)
+_STEPS = {"bf16": (2, _bf16_step), "f16": (1, _f16_step), "f32": (1, _f32_step)}
+
+
+def make_panel(rows, form, unroll=1):
+    """An intrinsic panel(w, w_stride, x, x_stride, columns, out, out_stride), strides in bytes:
+    out[m, 0:32] = sum over k of x[m, k] * w[k, 0:32] for m < rows.
+
+    `w_stride` is the distance of loop steps. x is float32; for form "dot" x and w are bfloat16 and
+    the instruction adds two products at a time (rounded differently: `--dtype bf16` only).
+    """
+
+    @intrinsic
+    def panel(typing, w, w_stride, x, x_stride, columns, out, out_stride):
+        def codegen(context, builder, signature, arguments):
+            w, w_stride, x, x_stride, columns, out, out_stride = arguments
+            inputs = [builder.add(x, builder.mul(v.const(m), x_stride)) for m in range(rows)]
+            per_step = 2 if form == "dot" else _STEPS[form][0]
+            x_bytes = 4 if form == "dot" else 4 * per_step
+
+            def body(index, carried):
+                weights, accumulators = carried[0], carried[1:]
+                for part in range(unroll):
+                    step = builder.add(builder.mul(index, v.const(unroll)), v.const(part))
+                    x_offset = builder.mul(step, v.const(x_bytes))
+                    accumulate = _dot_step if form == "dot" else _fma_step
+                    accumulators = accumulate(builder, form, weights, inputs, x_offset, accumulators)
+                    weights = builder.add(weights, w_stride)
+                return [weights, *accumulators]
+
+            zero = v.lanes(0.0)
+            steps = builder.udiv(columns, v.const(per_step * unroll))
+            result = v.counted_loop(builder, steps, body, [w, *[zero] * (2 * rows)])[1:]
+            for m in range(rows):
+                row = builder.add(out, builder.mul(v.const(m), out_stride))
+                for i in range(2):
+                    v.store(builder, result[2 * m + i], v.offset(builder, row, 64 * i))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return panel
+
+
+def _fma_step(builder, form, weights, inputs, x_offset, accumulators):
+    accumulators = list(accumulators)
+    for vectors, byte in _STEPS[form][1](builder, weights, len(inputs)):
+        for m, row in enumerate(inputs):
+            value = v.load(builder, builder.add(row, v.offset(builder, x_offset, byte)), v.F32)
+            value = v.broadcast(builder, value, v.VF)
+            for i in range(2):
+                accumulators[2 * m + i] = v.fma(builder, vectors[i], value, accumulators[2 * m + i])
+    return accumulators
+
+
+def _dot_step(builder, form, weights, inputs, x_offset, accumulators):
+    accumulators = list(accumulators)
+    kind = ir.FunctionType(v.VF, [v.VF, v.VBF, v.VBF])
+    dot = get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    vectors = [v.load(builder, v.offset(builder, weights, 64 * i), v.VBF, 64) for i in range(2)]
+    for m, row in enumerate(inputs):
+        pair = v.load(builder, builder.add(row, x_offset), v.I32)
+        pair = builder.bitcast(v.broadcast(builder, pair, v.VI), v.VBF)
+        for i in range(2):
+            accumulators[2 * m + i] = builder.call(dot, [accumulators[2 * m + i], vectors[i], pair])
+    return accumulators
+
+
+_bf16_1, _bf16_2, _bf16_3 = make_panel(1, "bf16", unroll=2), make_panel(2, "bf16"), make_panel(3, "bf16")
+_bf16_4, _bf16_8, _bf16_12 = make_panel(4, "bf16"), make_panel(8, "bf16"), make_panel(12, "bf16")
+_dot_1, _dot_4, _dot_12 = make_panel(1, "dot", unroll=2), make_panel(4, "dot"), make_panel(12, "dot")
+_f16_1, _f16_3, _f16_4, _f16_12 = (make_panel(rows, "f16") for rows in (1, 3, 4, 12))
+_f32_1, _f32_2, _f32_3, _f32_4, _f32_8, _f32_12 = (make_panel(rows, "f32") for rows in (1, 2, 3, 4, 8, 12))
+
+# The tiles meet any row count greedily: sixteen 256-bit registers hold three rows of accumulators,
+# thirty-two 512-bit ones twelve. A row's own arithmetic does not depend on the split.
+
+
+@kernel(8)
+def tile_bf16(rows, w, step, x, x_stride, columns, out, out_stride):
+    if WIDE:
+        while rows >= 12:
+            _bf16_12(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 12 * x_stride, out + 12 * out_stride, rows - 12
+        if rows >= 8:
+            _bf16_8(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 8 * x_stride, out + 8 * out_stride, rows - 8
+        if rows >= 4:
+            _bf16_4(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 4 * x_stride, out + 4 * out_stride, rows - 4
+    while rows >= 3:
+        _bf16_3(w, step, x, x_stride, columns, out, out_stride)
+        x, out, rows = x + 3 * x_stride, out + 3 * out_stride, rows - 3
+    if rows == 2:
+        _bf16_2(w, step, x, x_stride, columns, out, out_stride)
+    elif rows == 1:
+        _bf16_1(w, step, x, x_stride, columns, out, out_stride)
+
+
+@kernel(8)
+def tile_dot(rows, w, step, x, x_stride, columns, out, out_stride):
+    if HAS_BF16_DOT:
+        while rows >= 12:
+            _dot_12(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 12 * x_stride, out + 12 * out_stride, rows - 12
+        while rows >= 4:
+            _dot_4(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 4 * x_stride, out + 4 * out_stride, rows - 4
+        while rows >= 1:
+            _dot_1(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + x_stride, out + out_stride, rows - 1
+
+
+@kernel(8)
+def tile_f16(rows, w, step, x, x_stride, columns, out, out_stride):
+    if WIDE:
+        while rows >= 12:
+            _f16_12(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 12 * x_stride, out + 12 * out_stride, rows - 12
+        while rows >= 4:
+            _f16_4(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 4 * x_stride, out + 4 * out_stride, rows - 4
+    while rows >= 3:
+        _f16_3(w, step, x, x_stride, columns, out, out_stride)
+        x, out, rows = x + 3 * x_stride, out + 3 * out_stride, rows - 3
+    while rows >= 1:
+        _f16_1(w, step, x, x_stride, columns, out, out_stride)
+        x, out, rows = x + x_stride, out + out_stride, rows - 1
+
+
+@kernel(8)
+def tile_f32(rows, w, step, x, x_stride, columns, out, out_stride):
+    if WIDE:
+        while rows >= 12:
+            _f32_12(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 12 * x_stride, out + 12 * out_stride, rows - 12
+        if rows >= 8:
+            _f32_8(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 8 * x_stride, out + 8 * out_stride, rows - 8
+        if rows >= 4:
+            _f32_4(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 4 * x_stride, out + 4 * out_stride, rows - 4
+    while rows >= 3:
+        _f32_3(w, step, x, x_stride, columns, out, out_stride)
+        x, out, rows = x + 3 * x_stride, out + 3 * out_stride, rows - 3
+    if rows == 2:
+        _f32_2(w, step, x, x_stride, columns, out, out_stride)
+    elif rows == 1:
+        _f32_1(w, step, x, x_stride, columns, out, out_stride)
+
+
+@routine("int64(int64, int64)")
+def panel_bytes(form, columns):
+    return columns * PANEL * (2 if form in (BF16, F16) else 4)
+
+
+@kernel(7)
+def pack_panels(form, rows, first, last, columns, padded, target):
+    """Write panels first..last-1. `rows` is the address of int64 row addresses, 32 a panel, 0 = a zero row.
+
+    `columns` are stored, `padded` are written (zeros after `columns`).
+    """
+    for panel in range(first, last):
+        base = target + panel * panel_bytes(form, padded)
+        for lane in range(PANEL):
+            source = load_i64(rows + 8 * (panel * PANEL + lane))
+            stored = columns if source != 0 else 0
+            if form == BF16:
+                place = base + (lane >> 4) * 64 + (lane & 15) * 4
+                for pair in range(stored >> 1):
+                    store_u32(place + pair * 128, load_u32(source + 4 * pair))
+                if stored & 1:
+                    store_u32(place + (stored >> 1) * 128, load_u16(source + 2 * (stored - 1)))
+                for pair in range((stored + 1) >> 1, padded >> 1):
+                    store_u32(place + pair * 128, 0)
+            elif form == F16:
+                for k in range(stored):
+                    store_u16(base + k * 64 + lane * 2, load_u16(source + 2 * k))
+                for k in range(stored, padded):
+                    store_u16(base + k * 64 + lane * 2, 0)
+            else:
+                for k in range(stored):
+                    store_u32(base + k * 128 + lane * 4, load_u32(source + 4 * k))
+                for k in range(stored, padded):
+                    store_u32(base + k * 128 + lane * 4, 0)
+
+
+@intrinsic
+def add_bias(typing, tile, stride, rows, bias):
+    """tile[m, 0:32] += bias[0:32]."""
+
+    def codegen(context, builder, signature, arguments):
+        tile, stride, rows, bias = arguments
+        vectors = [v.load(builder, v.offset(builder, bias, 64 * i), v.VF) for i in range(2)]
+
+        def body(index, _):
+            row = builder.add(tile, builder.mul(index, stride))
+            for i in range(2):
+                place = v.offset(builder, row, 64 * i)
+                v.store(builder, builder.fadd(v.load(builder, place, v.VF), vectors[i]), place)
+
+        v.counted_loop(builder, rows, body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+def _make_store(accumulate):
+    @intrinsic
+    def store_tile(typing, tile, tile_stride, out, out_stride, rows):
+        """out[m, 0:32] = tile[m, 0:32], or += for the residual."""
+
+        def codegen(context, builder, signature, arguments):
+            tile, tile_stride, out, out_stride, rows = arguments
+
+            def body(index, _):
+                row = builder.add(tile, builder.mul(index, tile_stride))
+                target = builder.add(out, builder.mul(index, out_stride))
+                for i in range(2):
+                    place = v.offset(builder, target, 64 * i)
+                    value = v.load(builder, v.offset(builder, row, 64 * i), v.VF)
+                    if accumulate:
+                        value = builder.fadd(v.load(builder, place, v.VF), value)
+                    v.store(builder, value, place)
+
+            v.counted_loop(builder, rows, body)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), codegen
+
+    return store_tile
+
+
+copy_tile, add_tile = _make_store(False), _make_store(True)

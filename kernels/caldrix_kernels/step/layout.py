@@ -1,0 +1,149 @@
+"""Where things stand in the memory that Python and the compiled interpreter share. Plain integers.
+
+Three tables of int64 words:
+
+- the *step block*, 64 words: everything one step needs; published to the pool under a sequence lock;
+- the *program*, one row of `ROW_WORDS` words an op;
+- the *address table*: weights, buffers and rope tables by index, so that a program holds no address.
+"""
+
+WORD = 8
+
+# --- step block ---------------------------------------------------------------------------------
+STEP_WORDS = 64
+(
+    CONTROL,  # address of the control words below
+    ADDRESSES,  # address of the address table
+    PROGRAM,  # address of the program
+    BEGIN,  # first op to run
+    END,  # one past the last op
+    ROWS,  # rows of this step
+    WANTED,  # rows whose logits are wanted
+    THREADS,  # threads that take part
+    ACT,  # how activations are stored (intrinsics.vector.ACT_*)
+    SPIN,  # pauses before a waiting thread parks
+    BASE,  # number of the step's first item
+    TOKENS,  # address of int64[rows]
+    SLOTS,  # address of int64[rows]: slot of each row
+    POSITIONS,  # address of int64[rows]
+    EMBEDDINGS,  # address of int64[rows]: address of the row's float32 embedding, or 0
+    WANTED_ROWS,  # address of int64[wanted]
+    RUN_ROWS,  # address of int64[runs]: first row of each attention run
+    RUN_LENGTHS,  # address of int64[runs]
+    RUNS,  # number of runs
+    SPLIT,  # 1: attention items are (block, run, head), partials combined by the last
+    BLOCKS,  # attention blocks of the longest sequence of this step
+    SLOT_TABLE,  # address of int64 state addresses by slot
+    STATE_BLOCK,  # bytes of one block of positions, all layers
+    SCRATCH,  # address of scratch memory, SCRATCH_BYTES a thread
+    SCRATCH_BYTES,
+    PRIVATE,  # address of the per-thread normed rows, PRIVATE_BYTES a thread
+    PRIVATE_BYTES,
+    PARTS,  # address of the partial attention results
+    PART_COUNTS,  # address of int64[run, kv head]: finished blocks
+    MAX_ROWS,  # capacity of the row buffers
+    QUIT,  # 1: pool threads end
+    KERNELS,  # address of the kernel table
+) = range(32)
+
+# --- control words: one cache line pair each, byte offsets ------------------------------------------
+NEXT = 0  # next unclaimed item
+FINISHED = 128  # finished items
+COMMAND = 256  # sequence lock of the step block: odd while it is written
+COMMAND_SLEEPERS = 384
+FINISHED_SLEEPERS = 512
+CANCEL = 640  # set by any thread
+STOPPED = 768  # base + 1 of the step that saw CANCEL, then the number after its last item
+CONTROL_BYTES = 1024
+
+# --- kernel table: addresses of compiled kernels, from whatever compiler -------------------------------
+# The first three are the tiles of the stored formats, by format number.
+(
+    TILE_BF16,
+    TILE_F16,
+    TILE_F32,
+    TILE_DOT,
+    NORM_ROW,
+    ROTATE,
+    SILU_MUL_TILE,
+    ATTEND_BLOCK,
+    MERGE_PARTIAL,
+    FINISH_HEAD,
+    RUN_STEP,
+) = range(11)
+
+# --- ops --------------------------------------------------------------------------------------------
+EMBED, NORM, LINEAR, HEADS, ATTENTION = range(5)
+
+ROW_WORDS = 24
+(
+    OP,
+    DOMAIN,  # 0: all rows, 1: wanted rows
+    SOURCE,  # address index of the input rows; NORMED for the last norm's output
+    SOURCE_STRIDE,  # bytes between its rows
+    TARGET,  # address index of the output rows
+    TARGET_STRIDE,
+    COLUMNS,  # K of a linear (padded); width of a norm (padded); width of an embedding (padded)
+    WEIGHT,  # address index: panels, gain or table
+    FORMAT,  # stored format of the weight
+    BIAS,  # address index of float32 bias in panel order, 0 = none
+    ITEMS,  # panels of a linear; heads of HEADS
+    EPILOGUE,
+    TRUE_WIDTH,  # norm: the width the mean divides by
+    EPSILON,  # float32 bits
+    Q_HEADS,
+    KV_HEADS,
+    HEAD_DIM,
+    ROTARY_DIM,
+    ROPE_TABLE,  # address index
+    STATE_OFFSET,  # bytes of a block's state in the layers before this one
+    SCALE,  # float32 bits
+    PANELLED,  # embedding table: 1 packed in panels, 0 row-major
+    GATHERED,  # norm: 1 reads the wanted rows
+    ROW_BYTES,  # embedding table: bytes a row, row-major only
+) = range(24)
+
+NORMED = 0  # address index with a meaning of its own, see step.numba_cpu.source_of
+
+# Epilogues of LINEAR.
+STORE, ADD, SILU_MUL = range(3)
+
+# Stored formats of weights.
+BF16, F16, FLOAT32 = range(3)
+FORMATS = {"BF16": BF16, "F16": F16, "F32": FLOAT32}
+# Bytes a tile's loop step moves on in a panel.
+TILE_STEP = {BF16: 128, F16: 64, FLOAT32: 128}
+FORMAT_BYTES = {BF16: 2, F16: 2, FLOAT32: 4}
+
+# --- geometry -----------------------------------------------------------------------------------------
+PANEL = 32  # output rows of a weight panel
+TILE_ROWS = 12  # most input rows (or queries) that meet a panel at once
+BLOCK = 64  # positions of an attention block
+SMALL_ROWS = 8  # up to this many rows every thread norms for itself instead of meeting at a barrier
+SPLIT_ROWS = 16  # up to this many rows attention is split over blocks
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def partial_bytes(head_dim: int) -> int:
+    """Size of one attention partial {acc[value width], max, sum}, a multiple of 64."""
+    return round_up(head_dim, PANEL) * 4 + 64
+
+
+def state_bytes(kv_heads: int, head_dim: int) -> int:
+    """Bytes of one layer's state for one block: keys and values in float32, values padded to panels.
+
+    A sequence's state is a row of blocks of BLOCK positions; a block holds all layers, so that memory is
+    touched densely as the sequence grows. Within a layer: per head keys [BLOCK/32][head_dim][32], then per
+    head values [BLOCK][value width].
+    """
+    return kv_heads * BLOCK * (head_dim + round_up(head_dim, PANEL)) * 4
+
+
+def scratch_bytes(head_dim: int, group: int) -> int:
+    """Scratch memory of one thread: a tile of head rows, or scores and two sets of partials."""
+    vectors = max(TILE_ROWS, group)
+    heads = TILE_ROWS * round_up(head_dim, PANEL) * 4
+    return round_up(max(heads, vectors * (BLOCK * 4 + 2 * partial_bytes(head_dim))) + 4096, 4096)

@@ -1,0 +1,361 @@
+"""Every message of the protocol: its fields, their checks, and which way it travels.
+
+A message is a named tuple whose fields carry their check in the annotation (a frozen dataclass would
+be the house style, but its import and class creation cost a warm run 30 ms of 80). On the wire it is
+one map with the key "type". Requests refuse unknown fields; events ignore them, so that a newer daemon can
+add fields. A field without a default must be present.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+from caldrix_protocol.schema import (
+    BadValue,
+    Described,
+    any_of,
+    binary,
+    flag,
+    integer,
+    list_of,
+    map_of,
+    one_of,
+    optional,
+    real,
+    record,
+    text,
+)
+
+LIMIT_32 = 2**31 - 1
+LIMIT_63 = 2**63 - 1
+MAX_TEXT = 1 << 20
+MAX_BLOB = 8 << 20
+MAX_SENTENCE = 64 << 10
+
+
+_ID = integer(0, LIMIT_63)
+_COUNT = integer(0, LIMIT_63)
+_TOKENS = list_of(integer(0, LIMIT_32), 1 << 20)
+_SECONDS = real(0.0, 1e12)
+_VERSION = list_of(integer(0, 65535), 2, least=2)
+_NAME = text(512)
+_PATH = text(4096)
+_SENTENCE = text(MAX_SENTENCE)
+_VALUE = any_of(
+    "text, integer or number",
+    {str: _SENTENCE, int: integer(-(2**63), 2**64 - 1), float: real(-1e300, 1e300)},
+)
+_FIELDS = map_of(_VALUE, 64)
+_ENVIRONMENT = map_of(text(32 << 10), 32)
+
+
+def _content_part(value: Any) -> dict[str, Any]:
+    """{"type": "text", "text": ...} or, for text over 1 MiB, {"type": "text", "blob": id}."""
+    fields = {"type": one_of("text")}
+    fields["blob" if type(value) is dict and "blob" in value else "text"] = (
+        _ID if type(value) is dict and "blob" in value else text(MAX_TEXT)
+    )
+    checked: dict[str, Any] = record(fields, strict=True)(value)
+    return checked
+
+
+_CONTENT = list_of(Described("text part: {type: text, text} or {type: text, blob: id}", _content_part), 64)
+_TURN = record({"role": one_of("system", "user", "assistant"), "content": _CONTENT}, strict=True)
+
+
+# --- opening a connection ---------------------------------------------------------------------
+
+
+class Hello(NamedTuple):
+    """First frame of a client. `protocol` is (major, minor)."""
+
+    protocol: Annotated[tuple[int, ...], _VERSION]
+    version: Annotated[str, _NAME]
+    pid: Annotated[int, _ID]
+    features: Annotated[tuple[str, ...], list_of(_NAME, 64)] = ()
+
+
+class Welcome(NamedTuple):
+    """The daemon's answer to `hello`; the connection is ready for requests after it."""
+
+    protocol: Annotated[tuple[int, ...], _VERSION]
+    version: Annotated[str, _NAME]
+    pid: Annotated[int, _ID]
+    features: Annotated[tuple[str, ...], list_of(_NAME, 64)] = ()
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+class Open(NamedTuple):
+    """Resolve and load a model. Events, then `opened` and `done`, or `refused`.
+
+    `model` is an absolute directory path (starts with "/"), an alias or a repo id. `environment`
+    holds the client's own values of the variables that decide caches, hub and proxies.
+    `threads` 0 means the lane's default; `ctx` is in tokens.
+    """
+
+    model: Annotated[str, _PATH]
+    environment: Annotated[dict[str, str], _ENVIRONMENT]
+    backend: Annotated[str, one_of("auto", "hip", "metal", "cpu")] = "auto"
+    ctx: Annotated[int, integer(1, LIMIT_32)] = 2048
+    dtype: Annotated[str, one_of("f32", "bf16")] = "f32"
+    threads: Annotated[int, integer(0, 4096)] = 0
+
+
+class Generate(NamedTuple):
+    """Answer a conversation (`turns`) or continue plain text (`raw`); exactly one is given.
+
+    Special tokens written in `raw` are parsed as such, and the tokenizer's own BOS rule applies.
+    `max_tokens` nil means until the end token or a full context.
+    """
+
+    handle: Annotated[int, _ID]
+    turns: Annotated[tuple[dict[str, Any], ...] | None, optional(list_of(_TURN, 4096))] = None
+    raw: Annotated[tuple[dict[str, Any], ...] | None, optional(_CONTENT)] = None
+    max_tokens: Annotated[int | None, optional(integer(1, LIMIT_63))] = None
+
+
+class Blob(NamedTuple):
+    """Bytes for the next request, up to 8 MiB a frame; frames of one id are joined in order."""
+
+    id: Annotated[int, _ID]
+    data: Annotated[bytes, binary(MAX_BLOB)]
+
+
+class Cancel(NamedTuple):
+    """Stop the active request; it still ends with `done` (finish_reason "cancelled") or `refused`."""
+
+
+class Ps(NamedTuple):
+    """List loaded models: one `loaded` event each, then `done`."""
+
+
+class Stop(NamedTuple):
+    """Unload one model (named as `ps` names it), all of them (nil), or end the daemon."""
+
+    model: Annotated[str | None, optional(_PATH)] = None
+    daemon: Annotated[bool, flag()] = False
+
+
+class Doctor(NamedTuple):
+    """Probe every lane: one `lane` event each, then `done`."""
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+class Status(NamedTuple):
+    """A status line; `code` names its row in the refusal table, `text` is the finished sentence."""
+
+    code: Annotated[str, _NAME]
+    text: Annotated[str, _SENTENCE]
+    fields: Annotated[dict[str, Any], _FIELDS]
+
+
+class Notice(NamedTuple):
+    """Something the user should know once; the request goes on."""
+
+    code: Annotated[str, _NAME]
+    text: Annotated[str, _SENTENCE]
+    fields: Annotated[dict[str, Any], _FIELDS]
+
+
+class Progress(NamedTuple):
+    """How far a long step is: `done` of `total` units ("bytes", "tokens", "tensors"); total 0 = unknown."""
+
+    what: Annotated[str, _NAME]
+    done: Annotated[int, _COUNT]
+    total: Annotated[int, _COUNT]
+    unit: Annotated[str, _NAME] = "bytes"
+
+
+class Opened(NamedTuple):
+    """The model is loaded; `handle` is good on this connection until it closes."""
+
+    handle: Annotated[int, _ID]
+    model: Annotated[str, _PATH]
+    lane: Annotated[str, _NAME]
+    settings: Annotated[str, _SENTENCE]
+    ctx: Annotated[int, _COUNT]
+    chat_template: Annotated[bool, flag()]
+    load_seconds: Annotated[float, _SECONDS] = 0.0
+
+
+class Delta(NamedTuple):
+    """More of the reply: whole characters of text, and the ids that completed them."""
+
+    text: Annotated[str, text(MAX_TEXT)]
+    ids: Annotated[tuple[int, ...], _TOKENS] = ()
+
+
+class Loaded(NamedTuple):
+    """One loaded model, for `ps`."""
+
+    model: Annotated[str, _PATH]
+    lane: Annotated[str, _NAME]
+    state: Annotated[str, _NAME]
+    pid: Annotated[int, _ID]
+    size: Annotated[int, _COUNT]
+    leases: Annotated[int, _COUNT]
+    idle_seconds: Annotated[float, _SECONDS]
+
+
+class Lane(NamedTuple):
+    """One lane, for `doctor`: usable, or every reason why not."""
+
+    name: Annotated[str, _NAME]
+    usable: Annotated[bool, flag()]
+    reasons: Annotated[tuple[str, ...], list_of(_SENTENCE, 64)] = ()
+    details: Annotated[tuple[str, ...], list_of(_SENTENCE, 64)] = ()
+    images: Annotated[bool, flag()] = False
+    speculation: Annotated[bool, flag()] = False
+
+
+class Timings(NamedTuple):
+    """Seconds and token counts of one reply. `cached_tokens` of the prompt needed no prefill."""
+
+    load_seconds: Annotated[float, _SECONDS] = 0.0
+    prompt_tokens: Annotated[int, _COUNT] = 0
+    cached_tokens: Annotated[int, _COUNT] = 0
+    prefill_seconds: Annotated[float, _SECONDS] = 0.0
+    reply_tokens: Annotated[int, _COUNT] = 0
+    decode_seconds: Annotated[float, _SECONDS] = 0.0
+    first_token_seconds: Annotated[float, _SECONDS] = 0.0
+
+
+def checks(message: type[Any]) -> dict[str, Described]:
+    """Field name -> check of one message class."""
+    return {name: note.__metadata__[0] for name, note in message.__annotations__.items()}
+
+
+_TIMINGS = record(checks(Timings), strict=False, defaults=Timings._field_defaults)
+
+
+def _timings(value: Any) -> Timings:
+    return Timings(**_TIMINGS(value))
+
+
+class Done(NamedTuple):
+    """The request ended well. Only `generate` fills the fields.
+
+    `finish_reason`: "stop" (end token), "length" (max_tokens or full context), "cancelled", "" otherwise.
+    """
+
+    finish_reason: Annotated[str, one_of("", "stop", "length", "cancelled")] = ""
+    ids: Annotated[tuple[int, ...], _TOKENS] = ()
+    prompt_ids: Annotated[tuple[int, ...], _TOKENS] = ()
+    dropped_turns: Annotated[int, _COUNT] = 0
+    timings: Annotated[Timings, Described("map, see Timings", _timings)] = Timings()
+
+
+class Refusal(NamedTuple):
+    """The request ended without its result. `kind` decides the exit status (refusals.EXIT_STATUS)."""
+
+    code: Annotated[str, _NAME]
+    kind: Annotated[str, one_of("usage", "run", "message", "image")]
+    text: Annotated[str, _SENTENCE]
+    fields: Annotated[dict[str, Any], _FIELDS]
+
+
+# --- between the daemon and a worker ------------------------------------------------------------
+
+
+class Load(NamedTuple):
+    """First frame to a worker: load this directory. Answered by events, then `ready` or `refused`."""
+
+    directory: Annotated[str, _PATH]
+    lane: Annotated[str, one_of("cpu", "hip", "metal")]
+    threads: Annotated[int, integer(0, 4096)] = 0
+
+
+class Ready(NamedTuple):
+    """The worker holds the model."""
+
+    settings: Annotated[str, _SENTENCE]
+    max_ctx: Annotated[int, _COUNT]
+    chat_template: Annotated[bool, flag()]
+    size: Annotated[int, _COUNT]
+    load_seconds: Annotated[float, _SECONDS] = 0.0
+
+
+class Begin(NamedTuple):
+    """Start answering `request` as stream `stream`, with the settings of the handle it came by.
+
+    `request` is the encoded `generate`, as the client sent it. No stream number is used twice.
+    """
+
+    stream: Annotated[int, _ID]
+    request: Annotated[bytes, binary(MAX_TEXT)]
+    ctx: Annotated[int, integer(1, LIMIT_32)]
+    dtype: Annotated[str, one_of("f32", "bf16")]
+    threads: Annotated[int, integer(0, 4096)]
+
+
+class Attach(NamedTuple):
+    """One blob frame of the request that `begin` will start as `stream`; same rules as `blob`."""
+
+    stream: Annotated[int, _ID]
+    id: Annotated[int, _ID]
+    data: Annotated[bytes, binary(MAX_BLOB)]
+
+
+class Abort(NamedTuple):
+    """Cancel one stream."""
+
+    stream: Annotated[int, _ID]
+
+
+class Relay(NamedTuple):
+    """An event of one stream, as the client is to see it: one encoded message."""
+
+    stream: Annotated[int, _ID]
+    event: Annotated[bytes, binary(MAX_BLOB)]
+
+
+Message = Any  # one of the named tuples of this module
+
+
+def _generate_rule(message: Generate) -> None:
+    if (message.turns is None) == (message.raw is None):
+        raise BadValue("needs exactly one of turns and raw")
+
+
+def _stop_rule(message: Stop) -> None:
+    if message.daemon and message.model is not None:
+        raise BadValue("takes a model or daemon, not both")
+
+
+# What a field's own check cannot see: rules over whole messages.
+RULES: dict[type[Any], Callable[[Any], None]] = {Generate: _generate_rule, Stop: _stop_rule}
+
+REQUESTS: dict[str, type[Any]] = {
+    "hello": Hello,
+    "open": Open,
+    "generate": Generate,
+    "blob": Blob,
+    "cancel": Cancel,
+    "ps": Ps,
+    "stop": Stop,
+    "doctor": Doctor,
+}
+EVENTS: dict[str, type[Any]] = {
+    "welcome": Welcome,
+    "status": Status,
+    "notice": Notice,
+    "progress": Progress,
+    "opened": Opened,
+    "delta": Delta,
+    "loaded": Loaded,
+    "lane": Lane,
+    "done": Done,
+    "refused": Refusal,
+}
+TO_WORKER: dict[str, type[Any]] = {"load": Load, "attach": Attach, "begin": Begin, "abort": Abort}
+FROM_WORKER: dict[str, type[Any]] = {
+    "status": Status,
+    "notice": Notice,
+    "progress": Progress,
+    "ready": Ready,
+    "refused": Refusal,
+    "relay": Relay,
+}

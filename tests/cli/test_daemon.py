@@ -1,0 +1,101 @@
+"""The command and the real daemon: starting one, finding one, ending one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from caldrix_client.connect import Patience, attach, holder
+from caldrix_protocol.refusals import Refused
+from tests.support.cli import Home, finish
+from tests.support.daemon import await_end
+
+HERD = 50
+UNKNOWN = "caldrix: nope is not a directory, an alias (demo) or a Hugging Face repo id\n"
+
+
+def start_daemon(home: Home) -> int:
+    """Start a daemon with the cheapest request that does; its pid."""
+    result = home.caldrix("run", "nope", "-p", "x")
+    pid = holder(home.address)
+    assert result == (1, "", f"caldrix: started caldrixd (pid {pid})\n{UNKNOWN}")
+    assert pid
+    return pid
+
+
+def births(home: Home) -> int:
+    return home.log.read_text().count("listening at")
+
+
+def test_a_cold_herd_ends_up_on_one_daemon(home: Home) -> None:
+    herd = [home.start("run", "nope", "-p", "x") for _ in range(HERD)]
+    results = [finish(process) for process in herd]
+    said = sorted(re.sub(r"caldrix: started .*\n", "", result.err) for result in results)
+    assert said == [UNKNOWN] * HERD
+    assert {result.status for result in results} == {1}
+    assert births(home) == 1
+    assert sum("started caldrixd" in result.err for result in results) == 1
+
+
+def test_a_daemon_stays_and_is_found(home: Home) -> None:
+    start_daemon(home)
+    assert home.caldrix("run", "nope", "-p", "x") == (1, "", UNKNOWN)
+    assert home.caldrix("ps").status == 0
+    assert births(home) == 1
+
+
+def test_stop_ends_the_daemon_and_the_next_run_starts_another(home: Home) -> None:
+    first = start_daemon(home)
+    assert home.caldrix("stop") == (0, "", "")
+    assert home.caldrix("stop", "--daemon") == (0, "", "caldrix: caldrixd has stopped\n")
+    assert home.caldrix("ps").err == "caldrix: caldrixd is not running\n"
+    second = start_daemon(home)
+    assert second != first
+    assert births(home) == 2
+
+
+def test_a_killed_daemon_is_replaced(home: Home) -> None:
+    first = start_daemon(home)
+    os.kill(first, signal.SIGKILL)
+    await_end(first)
+    assert os.path.exists(home.address.socket)
+    assert start_daemon(home) != first
+
+
+def test_a_stopped_daemon_is_busy_and_not_replaced(home: Home) -> None:
+    pid = start_daemon(home)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(8):
+            with pytest.raises(Refused, match=f"pid {pid}"):
+                attach(home.environment, Patience(0.1, 0.1))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert home.caldrix("ps").status == 0
+    assert holder(home.address) == pid
+    assert births(home) == 1
+
+
+def test_doctor_starts_a_daemon_and_prints_every_lane(home: Home) -> None:
+    result = home.caldrix("doctor")
+    assert result.status == 0
+    lines = result.out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["metal", "hip", "cpu"]
+    for line in lines:
+        lane = line.partition(":")[0]
+        assert re.search(rf"; images on {lane}: (yes|no); speculation=(yes|no)$", line)
+    assert lines[-1].startswith("cpu: usable (")
+
+
+def test_a_runtime_directory_open_to_others_is_refused(home: Home) -> None:
+    directory = home.path / "run" / "caldrix"
+    directory.mkdir(mode=0o755)
+    directory.chmod(0o755)
+    result = home.caldrix("run", "nope", "-p", "x")
+    assert result.status == 1
+    assert result.err.endswith(f"run chmod 700 {directory}\n")
+    assert result.err.count("\n") == 1
+    assert not home.log.exists()

@@ -1,0 +1,257 @@
+"""The chat in a real pseudo-terminal, against a scripted daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from caldrix_protocol.messages import Delta, Done, Generate, Message, Open, Progress
+from tests.support.cli import SECONDS, Home, Screen
+from tests.support.peer import Model, Peer, Talk, say, texts
+
+
+def conversations(peer: Peer) -> list[list[tuple[str, str]]]:
+    return [texts(request) for request in peer.requests if type(request) is Generate]
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    """A pipe's (reading, writing) descriptor; the caller's command is to be the only writer."""
+    reading, writing = os.pipe()
+    try:
+        yield reading, writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("flags", [(), ("--plain",)])
+def test_a_conversation_until_ctrl_d(home: Home, flags: tuple[str, ...]) -> None:
+    with (
+        Peer(home.address, Model(["Hel", "lo"], "Bye\n")) as peer,
+        Screen(home, "run", "demo", *flags) as screen,
+    ):
+        screen.expect("> ")
+        screen.press("hi\n")
+        screen.expect("hi\r\n")
+        assert "Hello\r\n" in screen.expect("> ")
+        screen.press("bye\n")
+        screen.expect("bye\r\n")
+        assert "Bye\r\n" in screen.expect("> ")
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert screen.shown.endswith("\r\n")
+    assert conversations(peer) == [
+        [("user", "hi")],
+        [("user", "hi"), ("assistant", "Hello"), ("user", "bye")],
+    ]
+
+
+def test_plain_shows_no_escape_sequence(home: Home) -> None:
+    with Peer(home.address, Model("a")), Screen(home, "run", "demo", "--plain") as screen:
+        screen.expect("> ")
+        screen.press("x\n")
+        screen.expect("a\r\n> ")
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert screen.shown == "> x\r\na\r\n> \r\n"
+
+
+def test_ctrl_c_at_the_prompt_ends_the_chat_with_0(home: Home) -> None:
+    with Peer(home.address, Model()) as peer, Screen(home, "run", "demo") as screen:
+        screen.expect("> ")
+        screen.press("half a li")
+        screen.expect("half a li")
+        screen.leave("\x03")
+        assert screen.end() == 0
+        assert peer.gone.wait(SECONDS)
+    assert conversations(peer) == []
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(home: Home) -> None:
+    def endless(talk: Talk, request: Message) -> None:
+        talk.send(Delta("one two "))
+        assert type(talk.receive()).__name__ == "Cancel"
+        talk.send(Delta("three"), Done("cancelled"))
+
+    with Peer(home.address, Model(endless, "ok")) as peer, Screen(home, "run", "demo") as screen:
+        screen.expect("> ")
+        screen.press("count\n")
+        screen.expect("one two ")
+        screen.press("\x03")
+        screen.expect("> ")
+        screen.press("again\n")
+        screen.expect("ok\r\n")
+        screen.expect("> ")
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert conversations(peer)[1] == [("user", "count"), ("assistant", "one two three"), ("user", "again")]
+
+
+def test_ctrl_c_before_the_first_word_forgets_the_message(home: Home) -> None:
+    def silent(talk: Talk, request: Message) -> None:
+        talk.send(Progress("prompt", 1, 100, "tokens"))
+        assert type(talk.receive()).__name__ == "Cancel"
+        talk.send(Done("cancelled"))
+
+    with Peer(home.address, Model(silent, "ok")) as peer, Screen(home, "run", "demo") as screen:
+        screen.expect("> ")
+        screen.press("lost\n")
+        screen.expect("prompt: 1 %")
+        screen.press("\x03")
+        screen.expect("> ")
+        screen.press("next\n")
+        screen.expect("ok\r\n")
+        screen.expect("> ")
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert conversations(peer)[1] == [("user", "next")]
+
+
+def test_a_second_ctrl_c_ends_the_chat_at_once(home: Home) -> None:
+    def deaf(talk: Talk, request: Message) -> None:
+        talk.send(Delta("word\n"))
+        talk.receive()
+        talk.send(Delta("cancelling\n"))
+        talk.receive()
+
+    with Peer(home.address, Model(deaf)) as peer, Screen(home, "run", "demo") as screen:
+        screen.expect("> ")
+        screen.press("x\n")
+        screen.expect("word")
+        screen.press("\x03")
+        screen.expect("cancelling")
+        screen.press("\x03")
+        assert screen.end() == 130
+        assert peer.gone.wait(SECONDS)
+
+
+def test_the_terminal_is_as_it_was_after_every_way_out(home: Home) -> None:
+    for key in ("\x03", "\x04"):
+        with Peer(home.address, Model()), Screen(home, "run", "demo") as screen:
+            before = termios.tcgetattr(screen.terminal)
+            screen.expect("> ")
+            screen.leave(key)
+            assert screen.process.wait(SECONDS) == 0
+            assert termios.tcgetattr(screen.terminal) == before
+
+
+def test_reset_and_help_and_unknown_commands_are_not_sent(home: Home) -> None:
+    with (
+        Peer(home.address, Model("one", "two")) as peer,
+        Screen(home, "run", "demo", "--system", "S") as screen,
+    ):
+        screen.expect("> ")
+        screen.press("a\n")
+        screen.expect("one\r\n")
+        screen.expect("> ")
+        screen.press("/help\n")
+        screen.expect("/reset  clear the conversation")
+        screen.expect("> ")
+        screen.press("/bye\n")
+        screen.expect("caldrix: unknown command /bye;")
+        screen.expect("> ")
+        screen.press("/reset\n")
+        screen.expect("caldrix: the conversation is cleared\r\n")
+        screen.expect("> ")
+        screen.press("\n")
+        screen.expect("> ")
+        screen.press("b\n")
+        screen.expect("two\r\n")
+        screen.expect("> ")
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert conversations(peer) == [
+        [("system", "S"), ("user", "a")],
+        [("system", "S"), ("user", "b")],
+    ]
+
+
+def test_what_a_model_says_cannot_act_on_the_terminal(home: Home) -> None:
+    with (
+        Peer(home.address, Model("\x1b]52;c;QQ==\x07", "\x9b2J\r")),
+        Screen(home, "run", "demo", "--plain") as screen,
+    ):
+        screen.expect("> ")
+        screen.press("x\n")
+        screen.expect("\\x1b]52;c;QQ==\\x07\r\n> ")
+        screen.press("y\n")
+        screen.expect("\\x9b2J\\x0d\r\n> ")
+        screen.press("\x04")
+        screen.end()
+
+
+def test_the_progress_line_is_redrawn_and_erased(home: Home) -> None:
+    def load(talk: Talk, request: Message) -> None:
+        if type(request) is Open:
+            talk.send(Progress("weights", 10, 100), Progress("weights", 100, 100), Progress("x" * 500, 7, 0))
+        Model("answer")(talk, request)
+
+    with Peer(home.address, load), Screen(home, "run", "demo", "-p", "x") as screen:
+        assert screen.end() == 0
+    erase = "\r\x1b[K"
+    long = "caldrix: " + "x" * 70
+    assert screen.shown == (
+        f"{erase}caldrix: weights: 10 %{erase}caldrix: weights: 100 %{erase}{long}{erase}answer\r\n"
+    )
+
+
+def test_a_redirected_answer_holds_the_answers_only(home: Home) -> None:
+    with pipe() as (reading, writing), Peer(home.address, Model("a\x1b", "b")):
+        with Screen(home, "run", "demo", out=writing) as screen:
+            screen.expect("> ")
+            screen.press("x\n")
+            screen.expect("> ")
+            screen.press("y\n")
+            screen.expect("> ")
+            screen.press("\x04")
+            assert screen.end() == 0
+        assert os.read(reading, 1 << 16) == b"a\x1b\nb\n"
+
+
+def test_redirected_messages_leave_the_answers_on_the_screen(home: Home) -> None:
+    with pipe() as (reading, writing), Peer(home.address, Model("a", "b")):
+        with Screen(home, "run", "demo", err=writing) as screen:
+            screen.press("x\n")
+            screen.expect("a\r\n")
+            screen.press("/reset\n")
+            screen.press("\x04")
+            assert screen.end() == 0
+        assert os.read(reading, 1 << 16) == b"> > caldrix: the conversation is cleared\n> "
+
+
+def test_a_stopped_and_continued_chat_goes_on(home: Home) -> None:
+    def pause(talk: Talk, request: Message) -> None:
+        talk.send(Delta("before "))
+        if type(talk.receive()).__name__ == "Cancel":
+            say(talk, "after")
+
+    with Peer(home.address, Model(pause)), Screen(home, "run", "demo") as screen:
+        screen.expect("> ")
+        screen.press("x\n")
+        screen.expect("before ")
+        os.kill(screen.process.pid, signal.SIGSTOP)
+        os.waitpid(screen.process.pid, os.WUNTRACED)
+        os.kill(screen.process.pid, signal.SIGCONT)
+        screen.press("\x03")
+        screen.expect("after\r\n")
+        screen.expect("> ")
+        screen.press("\x04")
+        assert screen.end() == 0
+
+
+def test_a_daemon_that_vanishes_ends_the_chat_with_1(home: Home) -> None:
+    def vanish(talk: Talk, request: Message) -> None:
+        talk.send(Delta("half"))
+        talk.stream.shutdown(2)
+
+    with Peer(home.address, Model(vanish)), Screen(home, "run", "demo") as screen:
+        screen.expect("> ")
+        screen.press("x\n")
+        screen.expect("half\r\ncaldrix: caldrixd closed the connection")
+        assert screen.end() == 1

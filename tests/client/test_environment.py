@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from caldrix_client.environment import for_daemon, for_request
+from caldrix_protocol.refusals import Refused
+
+
+def test_only_what_decides_caches_hub_and_proxies_travels(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.getbasetemp())
+    here = os.getcwd()
+    assert for_request(
+        {
+            "HOME": "/home/me",
+            "HF_HOME": "cache/hf",
+            "HF_HUB_CACHE": "~/hub",
+            "XDG_CACHE_HOME": "",
+            "HF_TOKEN": "hf_secret",
+            "HF_HUB_OFFLINE": "1",
+            "CALDRIX_OFFLINE": "",
+            "https_proxy": "http://proxy:1",
+            "AWS_SECRET_ACCESS_KEY": "no",
+            "LD_PRELOAD": "no",
+        }
+    ) == {
+        "HOME": "/home/me",
+        "HF_HOME": f"{here}/cache/hf",
+        "HF_HUB_CACHE": "/home/me/hub",
+        "HF_TOKEN": "hf_secret",
+        "HF_HUB_OFFLINE": "1",
+        "CALDRIX_OFFLINE": "",
+        "https_proxy": "http://proxy:1",
+    }
+
+
+def test_a_value_that_is_no_text_is_refused() -> None:
+    with pytest.raises(Refused, match="HF_HOME is not valid UTF-8"):
+        for_request({"HF_HOME": "/x\udcff"})
+
+
+def test_a_daemon_gets_no_secret_and_no_relative_search_path() -> None:
+    chosen = for_daemon(
+        {"PATH": "bin::/usr/bin", "HF_TOKEN": "hf_secret", "ROCM_PATH": "/opt", "LD_PRELOAD": "x"}
+    )
+    assert chosen == {"PATH": f"{os.path.abspath('bin')}:/usr/bin", "ROCM_PATH": "/opt"}

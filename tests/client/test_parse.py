@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from caldrix_client.parse import Command, Doctor, Help, Ps, Run, Stop, Version, parse
+from caldrix_protocol.refusals import Refused
+
+PLAIN = Run("m", None, None, None, 2048, "auto", None, "f32", False, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ([], Help()),
+        (["help"], Help()),
+        (["--help"], Help()),
+        (["run", "--help"], Help()),
+        (["run", "m", "-h"], Help()),
+        (["doctor", "--help"], Help()),
+        (["version"], Version()),
+        (["--version"], Version()),
+        (["ps"], Ps()),
+        (["doctor"], Doctor()),
+        (["stop"], Stop(None, False)),
+        (["stop", "m"], Stop("m", False)),
+        (["stop", "--daemon"], Stop(None, True)),
+        (["run", "m"], PLAIN),
+        (["run", "m", "-p", "hi"], PLAIN._replace(prompt="hi")),
+        (["run", "m", "--prompt=hi=ho"], PLAIN._replace(prompt="hi=ho")),
+        (["run", "m", "-p", "--raw"], PLAIN._replace(prompt="--raw")),
+        (["run", "m", "-p", "--help"], PLAIN._replace(prompt="--help")),
+        (["run", "m", "-p", "a", "-p", "b"], PLAIN._replace(prompt="b")),
+        (["run", "m", "--system", ""], PLAIN._replace(system="")),
+        (["run", "m", "--ctx=64", "--max-tokens", "3"], PLAIN._replace(ctx=64, max_tokens=3)),
+        (
+            ["run", "m", "--backend", "cpu", "--threads", "2", "--dtype", "bf16"],
+            PLAIN._replace(backend="cpu", threads=2, dtype="bf16"),
+        ),
+        (
+            ["run", "m", "--raw", "--plain", "--stats", "--json"],
+            PLAIN._replace(raw=True, plain=True, stats=True, json=True),
+        ),
+    ],
+)
+def test_a_command_line_means(line: list[str], command: Command) -> None:
+    parsed = parse(line)
+    assert type(parsed) is type(command)
+    assert parsed == command
+
+
+def test_the_fields_of_run_are_the_keys_of_its_options() -> None:
+    from caldrix_protocol.options import defaults
+
+    assert set(Run._fields) == {"model", *defaults("run")}
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (["run", ""], "usage/model-required"),
+        (["run", "m", "--system", "x", "--raw"], "usage/system-raw"),
+        (["run", "m", "--backend", "hip", "--threads", "2"], "run/cpu-only-flag"),
+        (["run", "m", "-p", "a\udcffb"], "usage/prompt-utf8"),
+        (["run", "m", "--system", "a\udcffb"], "usage/prompt-utf8"),
+        (["run", "m", "--", "x"], "run/unknown-flag"),
+        (["run", "m", "-"], "usage/extra-argument"),
+        (["stop", "--daemon", "m"], "usage/stop-both"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(line: list[str], code: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(line)
+    assert refused.value.code == code

@@ -1,0 +1,115 @@
+"""One daemon for each user: the lock, the socket, and what stands in their way."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon, Home, running_daemon, spawn
+
+
+def refused_start(home: Home, *arguments: str) -> tuple[int, str]:
+    """Exit status and last log line of a daemon that does not come up."""
+    status = spawn(home, *arguments).wait()
+    return status, home.log.splitlines()[-1]
+
+
+def test_a_second_daemon_names_the_first(daemon: Daemon) -> None:
+    status, said = refused_start(daemon.home)
+    assert status == 1
+    assert said == f"caldrixd: caldrixd is already running (pid {daemon.pid})"
+    assert daemon.loaded() == []
+
+
+def test_a_stopped_daemon_keeps_its_socket(daemon: Daemon) -> None:
+    before = os.lstat(daemon.home.address.socket).st_ino
+    daemon.signal(signal.SIGSTOP)
+    others = [spawn(daemon.home) for _ in range(4)]
+    assert [other.wait() for other in others] == [1] * 4
+    assert os.lstat(daemon.home.address.socket).st_ino == before
+    daemon.signal(signal.SIGCONT)
+    assert daemon.loaded() == []
+
+
+def test_what_a_killed_daemon_left_is_replaced(home: Home) -> None:
+    with running_daemon(home) as first:
+        first.signal(signal.SIGKILL)
+        first.wait()
+        assert Path(home.address.socket).exists()
+    with running_daemon(home) as second:
+        assert second.loaded() == []
+        assert Path(home.address.lock).read_text("ascii") == f"{second.pid}\n"
+
+
+def test_another_kind_of_file_is_left_alone(home: Home) -> None:
+    path = Path(home.address.socket)
+    path.parent.mkdir(mode=0o700)
+    path.write_text("mine", "ascii")
+    status, said = refused_start(home)
+    assert status == 1
+    assert said == f"caldrixd: {path} is not a socket; caldrixd does not remove it"
+    assert path.read_text("ascii") == "mine"
+
+
+def test_an_open_runtime_directory_is_refused(home: Home) -> None:
+    directory = Path(home.address.directory)
+    directory.mkdir()
+    directory.chmod(0o755)
+    status, said = refused_start(home)
+    assert status == 1
+    assert said.endswith(f"run chmod 700 {directory}")
+    assert list(directory.iterdir()) == []
+
+
+def test_the_socket_is_never_open_to_others(home: Home) -> None:
+    old = os.umask(0)
+    try:
+        modes = set()
+        path = home.address.socket
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
+            news.bind(str(home.root / "news"))
+            home.changes = {"NOTIFY_SOCKET": str(home.root / "news")}
+            daemon = spawn(home)
+            try:
+                while not select.select([news], [], [], 0)[0]:
+                    assert daemon.process.poll() is None, home.log
+                    if os.path.lexists(path):
+                        modes.add(stat.S_IMODE(os.lstat(path).st_mode))
+            finally:
+                daemon.stop()
+    finally:
+        os.umask(old)
+    assert modes
+    assert all(mode & 0o077 == 0 for mode in modes), [oct(mode) for mode in modes]
+
+
+def test_modes_of_a_running_daemon(daemon: Daemon) -> None:
+    address = daemon.home.address
+    assert stat.S_IMODE(os.lstat(address.directory).st_mode) == 0o700
+    assert stat.S_IMODE(os.lstat(address.socket).st_mode) == 0o600
+    assert stat.S_IMODE(os.lstat(address.lock).st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--idle-unload"], "--idle-unload needs a value"),
+        (["--idle-unload", "soon"], "--idle-unload must be seconds from 0 to 31536000, got soon"),
+        (["--idle-unload=-1"], "--idle-unload must be seconds from 0 to 31536000, got -1"),
+        (["--port", "80"], "unknown flag --port; `caldrix help` lists the flags"),
+        (["now"], "caldrixd takes no arguments, got now"),
+    ],
+)
+def test_bad_arguments(home: Home, arguments: list[str], said: str) -> None:
+    assert refused_start(home, *arguments) == (2, f"caldrixd: {said}")
+    assert not Path(home.address.directory).exists()
+
+
+def test_version(home: Home) -> None:
+    assert refused_start(home, "--version") == (0, "caldrixd 0.1.0")

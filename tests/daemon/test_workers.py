@@ -1,0 +1,252 @@
+"""Worker processes: shared, lost, loaded again, unloaded, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caldrix_protocol.connection import Connection
+from caldrix_protocol.messages import Cancel, Delta, Done, Load, Open, Opened, Refusal, Status, Stop
+from tests.daemon.conftest import LONG_CTX
+from tests.daemon.test_replies import PROMPT, clean, loaded_when
+from tests.support.daemon import SECONDS, Daemon, Home, ask_raw, await_end, running_daemon
+from tests.support.models import tiny
+
+
+def worker_of(daemon: Daemon) -> int:
+    (loaded,) = daemon.loaded()
+    return loaded.pid
+
+
+def loading_worker(daemon: Daemon) -> int:
+    return loaded_when(daemon, lambda found: bool(found) and found[0].pid > 0)[0].pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_worker_that_dies_ends_its_replies_alone(
+    daemon: Daemon, talkative: Path, number: signal.Signals
+) -> None:
+    with daemon.caller() as caller, daemon.caller() as second, daemon.caller() as other:
+        handle = caller.open(talkative, ctx=LONG_CTX).handle
+        worker = worker_of(daemon)
+        other_handle = other.open(tiny("tiny-llama")).handle
+        second.open(talkative, ctx=LONG_CTX)
+        for one in (caller, second):
+            one.send(ask_raw(1, "Once"))
+            one.until(Delta)
+        os.kill(worker, number)
+        for one in (caller, second):
+            refused = one.rest()[-1]
+            assert (type(refused), refused.code) == (Refusal, "worker/died")
+            assert refused.fields["reason"] == f"killed by signal {int(number)}"
+        clean(other.ask(ask_raw(other_handle, PROMPT["prompt"], 24)))
+        clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
+        assert worker not in [loaded.pid for loaded in daemon.loaded()]
+    assert daemon.home.log.count("Traceback") == 0
+
+
+def test_clients_that_open_a_model_at_once_share_its_load(daemon: Daemon) -> None:
+    callers = [daemon.caller() for _ in range(5)]
+    for caller in callers:
+        caller.send(Open(str(tiny("tiny-llama")), {}))
+    events = [caller.rest() for caller in callers]
+    assert all(type(told[-1]) is Done for told in events)
+    codes = [[event.code for event in told if type(event) is Status] for told in events]
+    assert sorted("status/queued" in told for told in codes) == [False, True, True, True, True]
+    assert all("status/loading" in told for told in codes)
+    (loaded,) = daemon.loaded()
+    assert loaded.leases == 5
+    for caller in callers:
+        caller.close()
+
+
+def test_a_worker_that_dies_while_loading_is_told_to_all(daemon: Daemon) -> None:
+    with daemon.caller() as first, daemon.caller() as second:
+        first.send(Open(str(tiny("tiny-llama")), {}))
+        second.send(Open(str(tiny("tiny-llama")), {}))
+        os.kill(loading_worker(daemon), signal.SIGKILL)
+        assert [one.rest()[-1].code for one in (first, second)] == ["worker/died"] * 2
+        assert type(first.ask(Open(str(tiny("tiny-llama")), {}))[-2]) is Opened
+
+
+def test_a_load_that_nobody_waits_for_is_ended(daemon: Daemon) -> None:
+    with daemon.caller() as first, daemon.caller() as second:
+        first.send(Open(str(tiny("tiny-llama")), {}))
+        second.send(Open(str(tiny("tiny-llama")), {}))
+        worker = loading_worker(daemon)
+        os.kill(worker, signal.SIGSTOP)
+        first.send(Cancel())
+        assert first.rest()[-1] == Done("cancelled")
+        assert worker_of(daemon) == worker
+        second.close()
+        await_end(worker)
+        assert daemon.loaded() == []
+        assert type(first.ask(Open(str(tiny("tiny-llama")), {}))[-2]) is Opened
+
+
+def test_changed_files_get_a_worker_of_their_own(daemon: Daemon, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("tiny-llama"), model)
+    with daemon.caller() as caller:
+        caller.open(model)
+        caller.open(model / ".." / "model")
+        assert len(daemon.loaded()) == 1
+        (model / "generation_config.json").write_text('{"eos_token_id": 3}', "utf-8")
+        caller.open(model)
+        assert len({loaded.pid for loaded in daemon.loaded()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "code"),
+    [
+        ("config.json", '{"architectures": ["LlamaForCausalLM"], "hidden_size": "64"}', "config/"),
+        ("tokenizer.json", "{}", "tokenizer/invalid"),
+        ("model.safetensors", "\xff\xff\xff\xff\xff\xff\xff\x0f{}", "weights/header"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused(
+    daemon: Daemon, tmp_path: Path, file: str, text: str, code: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("tiny-llama"), model)
+    (model / file).write_text(text, "latin-1")
+    with daemon.caller() as caller:
+        for _ in range(2):
+            refused = caller.ask(Open(str(model), {}))[-1]
+            assert type(refused) is Refusal
+            assert refused.code.startswith(code)
+    assert loaded_when(daemon, lambda found: not found) == []
+    assert daemon.home.log.count("incident") == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "code"),
+    [
+        ("/nowhere/at/all", {}, "model/no-such-directory"),
+        ("owner/name", {}, "model/hub-not-yet"),
+        ("no model", {}, "model/not-a-model"),
+        ("/tmp", {}, "model/missing-files"),
+        (str(tiny("tiny-llama")), {"ctx": 4096}, "run/ctx-too-long"),
+        (str(tiny("tiny-llama")), {"backend": "metal"}, "lane/unusable"),
+    ],
+)
+def test_what_open_refuses(shared: Daemon, model: str, settings: dict[str, Any], code: str) -> None:
+    with shared.caller() as caller:
+        assert caller.ask(Open(model, {}, **settings))[-1].code == code
+    assert shared.loaded() == []
+
+
+def test_an_idle_model_is_unloaded(home: Home) -> None:
+    with running_daemon(home, "--idle-unload", "0") as daemon:
+        with daemon.caller() as caller:
+            handle = caller.open(tiny("tiny-llama")).handle
+            worker = worker_of(daemon)
+            clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
+            clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
+            assert worker_of(daemon) == worker
+        await_end(worker)
+        assert loaded_when(daemon, lambda found: not found) == []
+
+
+def test_stop_unloads_by_name_and_running_replies_say_so(daemon: Daemon, talkative: Path) -> None:
+    with daemon.caller() as caller, daemon.caller() as other:
+        handle = caller.open(talkative, ctx=LONG_CTX).handle
+        worker = worker_of(daemon)
+        other.open(tiny("tiny-llama"))
+        caller.send(ask_raw(handle, "Once"))
+        caller.until(Delta)
+        assert other.ask(Stop(str(talkative))) == [Done()]
+        assert not Path(f"/proc/{worker}").exists()
+        refused = caller.rest()[-1]
+        assert (refused.code, refused.fields["model"]) == ("worker/unloaded", str(talkative))
+        assert [loaded.model for loaded in daemon.loaded()] == [str(tiny("tiny-llama"))]
+        clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
+        assert other.ask(Stop()) == [Done()]
+        assert daemon.loaded() == []
+        assert other.ask(Stop(str(talkative)))[-1].code == "model/not-loaded"
+
+
+# --- the process itself -----------------------------------------------------------------------
+
+
+def test_no_worker_outlives_a_killed_daemon(daemon: Daemon, talkative: Path) -> None:
+    with daemon.caller() as caller:
+        handle = caller.open(talkative, ctx=LONG_CTX).handle
+        caller.send(ask_raw(handle, "Once"))
+        caller.until(Delta)
+        worker = worker_of(daemon)
+        os.kill(worker, signal.SIGSTOP)  # so that it cannot see the end of its socket
+        daemon.signal(signal.SIGKILL)
+        await_end(worker)
+
+
+def test_a_worker_ends_with_its_socket(home: Home) -> None:
+    ours, theirs = socket.socketpair()
+    command = [
+        sys.executable,
+        "-m",
+        "caldrixd.worker",
+        "--fd",
+        str(theirs.fileno()),
+        "--parent",
+        str(os.getpid()),
+    ]
+    with ours, theirs:
+        worker = subprocess.Popen(command, env=home.environment, pass_fds=[theirs.fileno()], cwd="/")
+        theirs.close()
+        ours.sendall(Connection("parent").send(Load(str(tiny("tiny-llama")), "cpu")))
+        ours.shutdown(socket.SHUT_WR)
+        assert worker.wait(SECONDS) == 0
+
+
+def test_a_worker_of_another_parent_does_not_start(home: Home) -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "caldrixd.worker", "--fd", str(theirs.fileno()), "--parent", "1"]
+    with ours, theirs:
+        worker = subprocess.run(
+            command,
+            env=home.environment,
+            pass_fds=[theirs.fileno()],
+            cwd="/",
+            stderr=subprocess.PIPE,
+            timeout=SECONDS,
+        )
+    assert worker.returncode == 1
+    assert b"the daemon is gone" in worker.stderr
+
+
+def test_what_a_worker_inherits(home: Home) -> None:
+    home.changes = {"HF_TOKEN": "hf_secret", "PYTHONSTARTUP": "x"}
+    with running_daemon(home) as daemon, daemon.caller() as caller:
+        caller.open(tiny("tiny-llama"))
+        process = Path(f"/proc/{worker_of(daemon)}")
+        variables = dict(
+            entry.split("=", 1) for entry in (process / "environ").read_text("utf-8").split("\0") if entry
+        )
+        assert variables["NUMBA_CACHE_DIR"].startswith(str(home.cache / "caldrix" / "kernels"))
+        assert not {"HF_TOKEN", "PYTHONSTARTUP", "NOTIFY_SOCKET"} & variables.keys()
+        assert os.readlink(process / "cwd") == "/"
+        assert os.readlink(process / "fd/0") == "/dev/null"
+        score = int((process / "oom_score_adj").read_text("ascii"))
+        assert score > int(Path(f"/proc/{daemon.pid}/oom_score_adj").read_text("ascii"))
+        sockets = [os.readlink(file) for file in (process / "fd").iterdir() if file.exists()]
+        listening = [line.split()[-1] for line in Path("/proc/net/unix").read_text("utf-8").splitlines()]
+        assert home.address.socket in listening
+        assert len([name for name in sockets if name.startswith("socket:")]) == 1
+
+
+def test_an_interrupt_for_all_does_not_end_a_worker(daemon: Daemon) -> None:
+    with daemon.caller() as caller:
+        handle = caller.open(tiny("tiny-llama")).handle
+        worker = worker_of(daemon)
+        os.kill(worker, signal.SIGINT)
+        clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
+        assert worker_of(daemon) == worker

@@ -1,0 +1,95 @@
+"""Rotary position embedding: frequencies by hand, angles against the library's cosine and sine."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+
+from caldrix_kernels.rope.reference import cos_sin, inverse_frequencies, rope
+
+
+def test_default_frequencies_fall_by_a_power_of_theta() -> None:
+    frequencies = inverse_frequencies("default", 10000.0, 8)
+    np.testing.assert_allclose(frequencies, [1.0, 0.1, 0.01, 0.001], rtol=1e-6)
+    assert frequencies.dtype == np.float32
+
+
+def test_frequencies_are_rounded_like_the_original_arithmetic() -> None:
+    theta, dim = 500000.0, 128
+    exponents = (np.arange(0, dim, 2) / np.float32(dim)).astype(np.float32)
+    powers = np.array([np.float32(theta ** float(e)) for e in exponents])
+    expected = np.float32(1) / powers
+    assert inverse_frequencies("default", theta, dim).tobytes() == expected.tobytes()
+
+
+def test_linear_scaling_divides_every_frequency() -> None:
+    plain = inverse_frequencies("default", 10000.0, 4)
+    assert inverse_frequencies("linear", 10000.0, 4, 4.0).tolist() == (plain / 4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("context", "second"),
+    [
+        # The wavelengths are 6.28 and 628.3. 628.3 is over 100 / 1: divided by 8.
+        (100, 0.00125),
+        # Between 1000 / 4 and 1000 / 1: s = (1000 / 628.3 - 1) / 3 = 0.19718 of it is kept whole.
+        (1000, 0.80281693 * 0.00125 + 0.19718307 * 0.01),
+        # Below 10000 / 4: kept.
+        (10000, 0.01),
+    ],
+)
+def test_llama3_scaling_depends_on_the_wavelength(context: int, second: float) -> None:
+    frequencies = inverse_frequencies("llama3", 10000.0, 4, 8.0, 1.0, 4.0, context)
+    np.testing.assert_allclose(frequencies, [1.0, second], rtol=1e-6)
+
+
+def test_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="yarn"):
+        inverse_frequencies("yarn", 10000.0, 4)
+
+
+def test_cosine_and_sine_are_the_nearest_float32() -> None:
+    random = np.random.default_rng(2)
+    angles = np.concatenate(
+        [
+            random.uniform(0, 2**21, 40000),
+            random.uniform(0, 8, 40000),
+            np.arange(0, 2000) * (math.pi / 4),
+            [0.0, 1e-30, 2.0**21],
+        ]
+    ).astype(np.float32)
+    cosines, sines = cos_sin(angles, [1])
+    exact = angles.astype(np.float64)
+    assert np.array_equal(cosines[0], np.cos(exact).astype(np.float32))
+    assert np.array_equal(sines[0], np.sin(exact).astype(np.float32))
+
+
+def test_angles_are_float32_products() -> None:
+    frequency = np.array([0.1], np.float32)
+    cosines, _ = cos_sin(frequency, [3, 70001])
+    product = np.array([[np.float32(3) * frequency[0]], [np.float32(70001) * frequency[0]]])
+    assert np.array_equal(cosines, np.cos(product.astype(np.float64)).astype(np.float32))
+
+
+def test_the_bits_are_the_same_on_every_machine() -> None:
+    frequencies = inverse_frequencies("llama3", 500000.0, 64, 8.0, 1.0, 4.0, 8192)
+    cosines, sines = cos_sin(frequencies, np.arange(0, 131072, 37))
+    digest = hashlib.sha256(frequencies.tobytes() + cosines.tobytes() + sines.tobytes()).hexdigest()
+    assert digest == "b375170b841838b97f2146149ed5546724879e2951c9b9473b51e98a52912e20"
+
+
+def test_rope_turns_pairs_half_a_head_apart() -> None:
+    # One head of four: the pairs are (0, 2) and (1, 3); a quarter turn, and none.
+    x = np.array([[1, 2, 3, 4]], np.float32)
+    cosines, sines = np.array([[0, 1]], np.float32), np.array([[1, 0]], np.float32)
+    assert rope(x, cosines, sines, heads=1, head_dim=4).tolist() == [[-3, 2, 1, 4]]
+
+
+def test_rope_turns_each_head_and_leaves_the_rest_of_it() -> None:
+    x = np.array([[1, 2, 9, 3, 4, 8]], np.float32)
+    cosines, sines = np.array([[0]], np.float32), np.array([[1]], np.float32)
+    assert rope(x, cosines, sines, heads=2, head_dim=3).tolist() == [[-2, 1, 9, -4, 3, 8]]
+    assert x.tolist() == [[1, 2, 9, 3, 4, 8]]

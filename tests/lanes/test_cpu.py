@@ -1,0 +1,299 @@
+"""The CPU lane: the reference's tokens, the oracle's numbers, and the same bits whatever the split."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from caldrixd.architectures.blocks import decoder
+from caldrixd.lanes import cpu
+from caldrixd.lanes.cpu import CpuProgram
+from caldrixd.lanes.lane import Rows, StepCancelled
+from caldrixd.plan import oracle
+from caldrixd.plan.plan import Plan, Tensor
+from caldrixd.spec import ModelSpec, Rope
+from tests.support import models
+
+Float32 = npt.NDArray[np.float32]
+
+
+def silent(code: str, fields: dict[str, object]) -> None:
+    """Takes status lines and drops them."""
+
+
+def program(plan: Plan, tensors: dict[str, Tensor], threads: int = 2) -> CpuProgram:
+    return cpu.load(plan, tensors, threads=threads, report=silent)
+
+
+def awkward_spec(**changes: object) -> ModelSpec:
+    """Sizes that are multiples of nothing: padding everywhere."""
+    fields: dict[str, object] = {
+        "architecture": "Qwen2ForCausalLM",
+        "vocab_size": 77,
+        "hidden_size": 39,
+        "intermediate_size": 53,
+        "layers": 2,
+        "heads": 6,
+        "kv_heads": 2,
+        "head_dim": 10,
+        "rms_norm_eps": 1e-5,
+        "rope": Rope("default", 10000.0, 10),
+        "max_context": 4096,
+        "tied": False,
+        "qkv_bias": True,
+    }
+    return ModelSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def random_tensors(plan: Plan, dtypes: Sequence[str] = ("BF16",), seed: int = 0) -> dict[str, Tensor]:
+    """Weights of the given stored formats in turn."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for number, weight in enumerate(plan.weights):
+        dtype = dtypes[number % len(dtypes)]
+        values = rng.standard_normal(weight.shape, np.float32) * np.float32(0.3)
+        if dtype == "BF16":
+            data = (values.view(np.uint32) >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
+        else:
+            data = values.astype(np.float16 if dtype == "F16" else np.float32).reshape(-1).view(np.uint8)
+        tensors[weight.name] = Tensor(dtype, weight.shape, data)
+    return tensors
+
+
+def logits(
+    run: CpuProgram | oracle.Program, ids: Sequence[int], chunk: int, threads: int = 2, dtype: str = "f32"
+) -> Float32:
+    """The logits after every token, prefilled in chunks."""
+    slot = run.allocate(len(ids) + 8)
+    parts = []
+    for start in range(0, len(ids), chunk):
+        part = list(ids[start : start + chunk])
+        positions = range(start, start + len(part))
+        rows = Rows([slot] * len(part), positions, part, range(len(part)))
+        parts.append(np.array(run.step(rows, threads=threads, dtype=dtype)))
+        run.commit(slot, start + len(part))
+    run.release(slot)
+    return np.concatenate(parts)
+
+
+def same_bits(a: Float32, b: Float32) -> bool:
+    return a.shape == b.shape and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[CpuProgram]:
+    loaded = program(*models.opened(models.tiny("tiny-llama")))  # type: ignore[arg-type]
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("name", models.TINY)
+def test_tiny_models_give_the_reference(name: str) -> None:
+    """Every generated id; recorded top-5 logits within 1e-4, margins and logprobs within 2e-4."""
+    plan, tensors = models.opened(models.tiny(name))
+    run = program(plan, dict(tensors))
+    for prompt in models.reference(name)["prompts"]:
+        follow_reference(run, prompt)
+    run.close()
+
+
+def follow_reference(run: CpuProgram, prompt: dict[str, Any], top_tolerance: float = 1e-4) -> None:
+    ids, slot = [int(i) for i in prompt["prompt_ids"]], run.allocate(2048)
+    generated = prompt["generated_ids"]
+    stop = prompt["eos_step"]
+    steps = len(generated) if stop is None else int(stop) + 1
+    last = run.step(Rows([slot] * len(ids), range(len(ids)), ids, [len(ids) - 1]), threads=2)[0]
+    for number in range(steps):
+        order = np.argsort(-last, kind="stable")
+        assert int(order[0]) == generated[number]
+        assert abs(last[order[0]] - last[order[1]] - prompt["margins"][number]) < 2e-4
+        shifted = last.astype(np.float64) - float(last[order[0]])
+        assert abs(-np.log(np.exp(shifted).sum()) - prompt["logprobs"][number]) < 2e-4
+        if number < len(prompt["top5"]):
+            for token, value in prompt["top5"][number]:
+                assert abs(float(last[int(token)]) - value) < top_tolerance
+        position = len(ids) + number
+        last = run.step(Rows([slot], [position], [int(order[0])], [0]), threads=2)[0]
+    run.release(slot)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtypes"),
+    [
+        (awkward_spec(), ("BF16",)),
+        (awkward_spec(), ("F16",)),
+        (awkward_spec(), ("F32",)),
+        (awkward_spec(tied=True), ("F16", "F32", "BF16", "BF16")),
+        (awkward_spec(tied=True), ("BF16",)),
+        (
+            awkward_spec(heads=1, kv_heads=1, head_dim=2, rope=Rope("default", 1e4, 2), qkv_bias=False),
+            ("BF16",),
+        ),
+        (awkward_spec(heads=8, kv_heads=1, head_dim=80, rope=Rope("linear", 1e4, 80, factor=4.0)), ("BF16",)),
+        (awkward_spec(heads=14, kv_heads=14, head_dim=32, rope=Rope("default", 1e4, 32)), ("BF16", "F32")),
+    ],
+)
+def test_awkward_shapes_equal_the_oracle(spec: ModelSpec, dtypes: tuple[str, ...]) -> None:
+    plan = decoder(spec)
+    tensors = random_tensors(plan, dtypes)
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, spec.vocab_size, 150)]
+    run = program(plan, tensors)
+    expected = logits(oracle.load(plan, tensors), ids, 50)
+    for chunk in (150, 7, 1):
+        np.testing.assert_allclose(logits(run, ids, chunk), expected, rtol=0, atol=2e-3)
+    run.close()
+
+
+def test_bits_do_not_depend_on_threads_or_chunks(llama: CpuProgram) -> None:
+    ids = [int(i) for i in np.random.default_rng(2).integers(0, 512, 600)]
+    expected = logits(llama, ids, 512, threads=1)
+    for threads in (1, 2, 3, 5):
+        for chunk in (1, 7, 16, 64, 512):
+            assert same_bits(logits(llama, ids, chunk, threads), expected), (threads, chunk)
+
+
+def test_rows_of_other_slots_change_nothing(llama: CpuProgram) -> None:
+    """Two to nine sequences in one step give the bits of single runs, at staggered positions."""
+    rng = np.random.default_rng(3)
+    prompts = [[int(i) for i in rng.integers(0, 512, 70 + 13 * n)] for n in range(9)]
+    alone = [logits(llama, ids, 512) for ids in prompts]
+    for count in (2, 3, 8, 9):
+        slots = [llama.allocate(256) for _ in range(count)]
+        for position in range(60):
+            tokens = [prompts[n][position] for n in range(count)]
+            rows = Rows(slots, [position] * count, tokens, range(count))
+            got = llama.step(rows, threads=2)
+            for n in range(count):
+                assert same_bits(got[n], alone[n][position])
+        mixed = Rows(
+            [slots[0], *[slots[1]] * 20],
+            [60, *range(60, 80)],
+            [prompts[0][60], *prompts[1][60:80]],
+            [0, 20],
+        )
+        got = llama.step(mixed, threads=2)
+        assert same_bits(got[0], alone[0][60])
+        assert same_bits(got[1], alone[1][79])
+        for slot in slots:
+            llama.release(slot)
+
+
+def test_embedding_rows_stand_for_tokens(llama: CpuProgram) -> None:
+    ids = [5, 300, 17]
+    expected = logits(llama, ids, 3)
+    table = models.oracle_program(models.tiny("tiny-llama"))._weights["model.embed_tokens.weight"]
+    slot = llama.allocate(8)
+    rows = Rows([slot] * 3, range(3), [5, -1, 17], range(3), embeddings={1: table[300]})
+    assert same_bits(np.array(llama.step(rows, threads=2)), expected)
+    llama.release(slot)
+
+
+def test_a_cancelled_step_leaves_the_state_as_it_was(llama: CpuProgram) -> None:
+    """The cancel word stops the step at the first stage after it is seen; running it again is a clean run."""
+    ids = [int(i) for i in np.random.default_rng(4).integers(0, 512, 90)]
+    expected = logits(llama, ids, 90)
+    slot = llama.allocate(128)
+    first, rest = ids[:40], ids[40:]
+    llama.step(Rows([slot] * 40, range(40), first, []), threads=2)
+    llama.commit(slot, 40)
+    rows = Rows([slot] * 50, range(40, 90), rest, range(50))
+    stages = len(llama._program)
+    for stage in range(stages):
+        # Run the stages before, then start the step again with the cancel word set for the rest of it.
+        llama.step(rows, threads=2, ops=(0, stage))
+        with pytest.raises(StepCancelled):
+            cancelled_step(llama, rows, stage)
+    assert llama.length(slot) == 40
+    assert same_bits(np.array(llama.step(rows, threads=2)), expected[40:])
+    llama.release(slot)
+
+
+def cancelled_step(run: CpuProgram, rows: Rows, stage: int) -> None:
+    """A step over [stage, end) whose cancel word is set while it is being published."""
+    publish = run._publish_and_run
+
+    def cancel_first(staged: int, published: int) -> None:
+        run.cancel()
+        publish(staged, published)
+
+    run._publish_and_run = cancel_first
+    try:
+        run.step(rows, threads=2, ops=(stage, len(run._program)))
+        if stage == len(run._program) - 1:
+            raise StepCancelled
+    finally:
+        run._publish_and_run = publish
+
+
+def test_cancel_from_another_thread(llama: CpuProgram) -> None:
+    """Cancelled at whatever moment, the next step is a clean run."""
+    ids = [int(i) for i in np.random.default_rng(5).integers(0, 512, 512)]
+    expected = logits(llama, ids, 512)
+    slot = llama.allocate(512)
+    rows = Rows([slot] * 512, range(512), ids, range(512))
+    cancelled = 0
+    for _ in range(20):
+        canceller = threading.Thread(target=llama.cancel)
+        canceller.start()
+        try:
+            llama.step(rows, threads=2)
+        except StepCancelled:
+            cancelled += 1
+        canceller.join()
+    assert same_bits(np.array(llama.step(rows, threads=2)), expected)
+    llama.release(slot)
+
+
+def test_rewind_and_restore(llama: CpuProgram) -> None:
+    ids = [int(i) for i in np.random.default_rng(6).integers(0, 512, 80)]
+    expected = logits(llama, ids, 80)
+    slot = llama.allocate(128)
+    llama.step(Rows([slot] * 40, range(40), ids[:40], []), threads=2)
+    llama.commit(slot, 40)
+    snapshot = llama.snapshot(slot)
+    llama.step(Rows([slot] * 30, range(40, 70), [7] * 30, []), threads=2)
+    llama.commit(slot, 70)
+    llama.restore(slot, snapshot)
+    assert llama.length(slot) == 40
+    got = llama.step(Rows([slot] * 40, range(40, 80), ids[40:], range(40)), threads=2)
+    assert same_bits(np.array(got), expected[40:])
+    with pytest.raises(ValueError, match="cannot rewind"):
+        llama.rewind(slot, 41)
+    llama.release(slot)
+
+
+def test_bf16_activations_stay_near_and_do_not_disturb_f32() -> None:
+    """Switching the activation form clears what the other left in the padding."""
+    plan = decoder(awkward_spec())
+    tensors = random_tensors(plan)
+    run = program(plan, tensors)
+    ids = [int(i) for i in np.random.default_rng(7).integers(0, 77, 40)]
+    exact = logits(run, ids, 40)
+    for _ in range(2):
+        rounded = logits(run, ids, 40, dtype="bf16")
+        assert np.isfinite(rounded).all()
+        assert 0 < np.abs(rounded - exact).max() < 0.2
+        assert same_bits(logits(run, ids, 40), exact)
+    run.close()
+
+
+def test_outsized_requests_are_refused_before_the_kernels_see_them(llama: CpuProgram) -> None:
+    slot = llama.allocate(16)
+    for rows in (
+        Rows([slot], [0], [512], [0]),
+        Rows([slot], [0], [-1], [0]),
+        Rows([slot], [16], [1], [0]),
+        Rows([slot], [-1], [1], [0]),
+        Rows([slot], [0], [1], [1]),
+        Rows([], [], [], []),
+    ):
+        with pytest.raises(ValueError):
+            llama.step(rows, threads=1)
+    with pytest.raises(KeyError):
+        llama.step(Rows([slot + 1], [0], [1], [0]), threads=1)
+    llama.release(slot)

@@ -1,0 +1,243 @@
+"""Which files are the weights, and whether their tensors are the plan's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from caldrix_protocol.refusals import Refused
+from caldrixd.architectures import FAMILIES
+from caldrixd.models import gate, weights
+from tests.models.conftest import ModelDirectory
+from tests.support.models import tiny
+
+INDEX = "model.safetensors.index.json"
+
+
+def check(model: ModelDirectory) -> weights.Checkpoint:
+    spec = gate.read_spec(model.path)
+    family = FAMILIES[spec.architecture]
+    checkpoint = weights.open_checkpoint(model.path)
+    checkpoint.check(family.build(spec), family.ignored, architecture=spec.architecture)
+    return checkpoint
+
+
+def refused(model: ModelDirectory) -> Refused:
+    with pytest.raises(Refused) as caught:
+        check(model)
+    return caught.value
+
+
+def write_index(model: ModelDirectory, files: dict[str, str]) -> None:
+    model.write(INDEX, json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def split(model: ModelDirectory, *names: str) -> dict[str, str]:
+    """Spread the weights over files; the weight map of an index for them."""
+    tensors = model.tensors()
+    files = {tensor: names[index % len(names)] for index, tensor in enumerate(tensors)}
+    for name in names:
+        model.write_weights({key: value for key, value in tensors.items() if files[key] == name}, name)
+    return files
+
+
+def test_one_file_is_read_with_its_values(model: ModelDirectory) -> None:
+    model.write_weights()
+    checkpoint = check(model)
+    written = model.tensors()
+    assert checkpoint.size == sum(array.nbytes for array in written.values())
+    for name, array in written.items():
+        tensor = checkpoint.tensors[name]
+        assert tensor.dtype == "F32"
+        assert tensor.data.view(np.float32).reshape(array.shape).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-llama-rope-scaled", "tiny-qwen2"])
+def test_the_tiny_models_fit_their_plans(name: str) -> None:
+    checkpoint = check(ModelDirectory(tiny(name)))
+    assert {checkpoint.tensors[tensor].dtype for tensor in checkpoint.tensors} == {"BF16"}
+
+
+def test_the_single_file_wins_over_index_and_strays(model: ModelDirectory) -> None:
+    model.write_weights()
+    model.write("stray.safetensors", b"garbage")
+    write_index(model, {"x": "missing.safetensors"})
+    assert weights.weight_files(model.path) == ("model.safetensors",)
+    check(model)
+
+
+def test_the_index_wins_over_strays(model: ModelDirectory) -> None:
+    files = split(model, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    model.write("stray.safetensors", b"garbage")
+    write_index(model, files)
+    assert set(check(model).tensors) == set(model.tensors())
+
+
+def test_without_an_index_every_file_is_read(model: ModelDirectory) -> None:
+    split(model, "a.safetensors", "b.safetensors", "c.safetensors")
+    assert set(check(model).tensors) == set(model.tensors())
+
+
+def test_a_missing_shard_is_named(model: ModelDirectory) -> None:
+    files = split(model, "model-1.safetensors", "model-2.safetensors", "model-3.safetensors")
+    write_index(model, files)
+    for name in ("model-1.safetensors", "model-3.safetensors"):
+        (model.path / name).unlink()
+    text = refused(model).text
+    assert (
+        text == f"{INDEX} names weight file(s) that are not present: model-1.safetensors, model-3.safetensors"
+    )
+
+
+def test_an_index_key_without_its_tensor_matters_only_if_needed(model: ModelDirectory) -> None:
+    files = split(model, "model-1.safetensors")
+    write_index(model, {**files, "more": "model-1.safetensors"})
+    check(model)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.safetensors",
+        "a/../../x.safetensors",
+        "/etc/x.safetensors",
+        "C:\\x.safetensors",
+        "D:x.safetensors",
+        "\\\\h\\s\\x.safetensors",
+        "x\0.safetensors",
+        "CON",
+        "model.safetensors.index.json",
+        "x" * 300 + ".safetensors",
+        ".hidden.safetensors",
+        "x.SAFETENSORS",
+        "ｘ.safetensors",
+        "x\u2215y.safetensors",
+        "x.safetensors\n",
+        "",
+    ],
+)
+def test_an_index_names_bare_file_names_only(model: ModelDirectory, name: str) -> None:
+    write_index(model, {"a": name})
+    caught = refused(model)
+    assert caught.code == "weights/index-name"
+    assert caught.text.startswith(INDEX)
+    assert "which is not a bare file name" in caught.text
+    assert caught.text.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ('{"weight_map": {}}', "weights/index-names-none"),
+        ("{}", "weights/index-invalid"),
+        ('{"weight_map": []}', "weights/index-invalid"),
+        ('{"weight_map": {"a": 1}}', "weights/index-invalid"),
+        ("[]", "config/not-an-object"),
+        ("{", "config/unreadable"),
+        (
+            json.dumps({"weight_map": {str(i): f"{i}.safetensors" for i in range(4097)}}),
+            "weights/index-invalid",
+        ),
+        (" " * ((16 << 20) + 1), "config/too-big"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_bad_index_is_refused_by_its_name(model: ModelDirectory, content: str, code: str) -> None:
+    model.write(INDEX, content)
+    caught = refused(model)
+    assert caught.code == code
+    assert caught.text.startswith(INDEX)
+
+
+def test_a_directory_without_safetensors(model: ModelDirectory) -> None:
+    model.write("pytorch_model.bin", b"x")
+    text = refused(model).text
+    assert text.endswith("has no *.safetensors; inferno reads safetensors only")
+
+
+def test_one_tensor_in_two_files_is_refused(model: ModelDirectory) -> None:
+    model.write_weights(name="a.safetensors")
+    model.write_weights(name="b.safetensors")
+    caught = refused(model)
+    assert caught.code == "weights/duplicate-tensor"
+    assert "a.safetensors" in caught.text
+    assert "b.safetensors" in caught.text
+
+
+@pytest.mark.parametrize("tie", [True, False, None])
+@pytest.mark.parametrize("head", [True, False])
+def test_the_head_is_tied_as_the_config_says(model: ModelDirectory, tie: bool | None, head: bool) -> None:
+    model.configure(tie_word_embeddings=tie)
+    tensors = model.tensors()
+    tensors.pop("lm_head.weight", None)
+    if head:
+        tensors["lm_head.weight"] = np.zeros((16, 8), np.float32)
+    model.write_weights(tensors)
+    if tie or head:
+        check(model)
+    else:
+        assert refused(model).text == "the checkpoint lacks the tensor lm_head.weight"
+
+
+def test_every_tensor_is_used_or_refused_by_name(model: ModelDirectory) -> None:
+    for extra in ("model.layers.0.self_attn.o_proj.bias", "model.layers.0.mlp.up_proj.weight_scale_inv"):
+        model.write_weights({**model.tensors(), extra: np.zeros(8, np.float32)})
+        assert (
+            refused(model).text
+            == f"the checkpoint has the tensor {extra}, which LlamaForCausalLM does not use"
+        )
+    ignored = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    model.write_weights({**model.tensors(), ignored: np.zeros(2, np.float32)})
+    check(model)
+
+
+def test_every_missing_tensor_is_named(model: ModelDirectory) -> None:
+    whole = model.tensors()
+    for name in whole:
+        model.write_weights({key: value for key, value in whole.items() if key != name})
+        caught = refused(model)
+        assert (caught.code, caught.fields["name"]) == ("weights/missing-tensor", name)
+
+
+def test_every_shape_is_checked(model: ModelDirectory) -> None:
+    whole = model.tensors()
+    for name, array in whole.items():
+        model.write_weights({**whole, name: np.zeros((*array.shape[:-1], array.shape[-1] + 1), np.float32)})
+        caught = refused(model)
+        assert (caught.code, caught.fields["name"]) == ("weights/shape", name)
+    model.write_weights({**whole, "model.norm.weight": np.zeros((1, 8), np.float32)})
+    assert refused(model).text == "tensor model.norm.weight has shape [1, 8]; config.json says [8]"
+
+
+@pytest.mark.parametrize(("kind", "accepted"), [("f2", True), ("f4", True), ("f8", False), ("i1", False)])
+def test_every_dtype_is_checked(model: ModelDirectory, kind: str, accepted: bool) -> None:
+    model.write_weights({name: array.astype(kind) for name, array in model.tensors().items()})
+    if accepted:
+        check(model)
+    else:
+        assert refused(model).code == "weights/dtype"
+
+
+def test_tensors_are_aligned_wherever_the_file_has_them(tmp_path: Path) -> None:
+    save_file({"a": np.arange(6, dtype=np.float32)}, tmp_path / "whole.safetensors")
+    content = (tmp_path / "whole.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].rstrip()
+    header += b" " * (-(len(header) + 8) % 4 + 1)
+    moved = len(header).to_bytes(8, "little") + header + content[8 + length :]
+    (tmp_path / "model.safetensors").write_bytes(moved)
+    data = weights.open_checkpoint(tmp_path).tensors["a"].data
+    assert data.ctypes.data % 4 == 0
+    assert data.view(np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert not data.flags.writeable
+
+
+def test_weights_that_are_no_regular_file(model: ModelDirectory) -> None:
+    (model.path / "model.safetensors").mkdir()
+    caught: Any = refused(model)
+    assert caught.code == "weights/header"

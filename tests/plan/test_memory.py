@@ -1,0 +1,65 @@
+"""What a plan costs, worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldrixd.plan.builder import PlanBuilder
+from caldrixd.plan.memory import activation_bytes, cost, largest_ctx, weight_bytes
+from caldrixd.plan.plan import Plan, Tensor
+from caldrixd.spec import Rope
+from tests.support.models import opened, tiny
+
+
+def small_plan() -> Plan:
+    """Width 4, one attention layer with one key head of two, vocabulary 10."""
+    plan = PlanBuilder(Rope("default", 1e4, 2))
+    x = plan.embed("table", 10, 4)
+    q, k, v = (plan.linear(x, name, width) for name, width in (("q", 4), ("k", 2), ("v", 2)))
+    x = plan.add(x, plan.attention(q, k, v, heads=2, kv_heads=1, head_dim=2))
+    plan.linear(plan.gather(x), "table", 10)
+    return plan.finish(vocab_size=10, hidden_size=4, max_context=100)
+
+
+def test_activations_are_the_most_that_is_alive_at_once() -> None:
+    # At the attention: x (4), q (4), k (2), v (2), y (4) = 16 floats a row.
+    assert activation_bytes(small_plan(), max_rows=3) == 4 * 16 * 3
+
+
+def test_logits_count_for_the_wanted_rows_only() -> None:
+    # At the head: gathered x (4) and logits (10) for each of 50 rows, against 16 for one row before.
+    assert activation_bytes(small_plan(), max_rows=1, wanted=50) == 4 * 14 * 50
+
+
+def test_cost_adds_weights_state_and_activations() -> None:
+    got = cost(small_plan(), 1000, ctx=10, max_rows=3)
+    # Keys and values: 2 floats each for 10 positions.
+    assert (got.weights, got.state, got.activations) == (1000, 160, 192)
+    assert got.total == 1352
+
+
+def test_the_largest_context_fills_what_is_free() -> None:
+    plan = small_plan()
+    fixed = 1000 + 192
+    assert largest_ctx(plan, 1000, free=fixed + 16 * 7 + 15, max_rows=3) == 7
+    assert largest_ctx(plan, 1000, free=fixed + 15, max_rows=3) == 0
+    assert largest_ctx(plan, 1000, free=0, max_rows=3) == 0
+    assert largest_ctx(plan, 1000, free=1 << 40, max_rows=3) == 100
+
+
+def test_weights_count_as_stored_and_once() -> None:
+    tensors = {
+        "table": Tensor("BF16", (10, 4), np.zeros(80, np.uint8)),
+        "q": Tensor("F32", (4, 4), np.zeros(64, np.uint8)),
+        "k": Tensor("F16", (2, 4), np.zeros(16, np.uint8)),
+        "v": Tensor("F16", (2, 4), np.zeros(16, np.uint8)),
+        "unused": Tensor("F32", (9,), np.zeros(36, np.uint8)),
+    }
+    assert weight_bytes(small_plan(), tensors) == 80 + 64 + 16 + 16
+
+
+def test_a_whole_model() -> None:
+    plan, tensors = opened(tiny("tiny-llama"))
+    # The file less its header; keys and values of two layers with two heads of 16.
+    assert weight_bytes(plan, tensors) == sum(tensor.data.nbytes for tensor in tensors.values())
+    assert plan.kv_bytes(100) == 2 * 2 * 2 * 16 * 4 * 100

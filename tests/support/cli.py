@@ -1,0 +1,199 @@
+"""Run the real command `caldrix` in a home of its own: with pipes, or in a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import codecs
+import fcntl
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from caldrix_protocol.address import Address, find_address
+
+ROOT = Path(__file__).parents[2]
+IMPORTS = os.pathsep.join(str(ROOT / part) for part in ("protocol", "kernels", "."))
+COMMAND = (sys.executable, "-m", "caldrix_client")
+SECONDS = 60  # a test that waits longer for anything has failed
+
+
+class Result(NamedTuple):
+    """What a finished command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Home(NamedTuple):
+    """A user's home, runtime and state directories, made for one test; `cache` may be shared."""
+
+    path: Path
+    cache: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.path),
+            "XDG_RUNTIME_DIR": str(self.path / "run"),
+            "XDG_STATE_HOME": str(self.path / "state"),
+            "XDG_CACHE_HOME": str(self.cache),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": IMPORTS,
+            "TERM": "xterm",
+            "LANG": "C.UTF-8",
+        }
+
+    @property
+    def address(self) -> Address:
+        return find_address(self.environment, os.geteuid())
+
+    @property
+    def log(self) -> Path:
+        return self.path / "state" / "caldrix" / "caldrixd.log"
+
+    def start(self, *arguments: str, out: int | None = None, **more: str) -> subprocess.Popen[bytes]:
+        """The command with pipes, running. `out` replaces its stdout, `more` is further environment."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            (*COMMAND, *arguments),
+            stdin=pipe,
+            stdout=pipe if out is None else out,
+            stderr=pipe,
+            env=self.environment | more,
+        )
+
+    def caldrix(self, *arguments: str, typed: bytes = b"", **more: str) -> Result:
+        """Run the command to its end with `typed` on a piped stdin."""
+        return finish(self.start(*arguments, out=None, **more), typed)
+
+
+def finish(process: subprocess.Popen[bytes], typed: bytes = b"") -> Result:
+    """Wait for a command that `Home.start` began."""
+    with process:
+        try:
+            out, err = process.communicate(typed, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Result(process.returncode, (out or b"").decode(), err.decode())
+
+
+@contextmanager
+def new_home(cache: Path | None = None) -> Iterator[Home]:
+    """A home with a path short enough for a socket; a daemon that was started in it is ended with it."""
+    path = Path(tempfile.mkdtemp(prefix="caldrix-"))
+    (path / "run").mkdir(mode=0o700)
+    home = Home(path, cache or path / "cache")
+    try:
+        yield home
+    finally:
+        _end_daemon(home)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _end_daemon(home: Home) -> None:
+    """Kill the daemon that holds the lock of this home, if one does."""
+    try:
+        descriptor = os.open(home.path / "run" / "caldrix" / "caldrixd.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.kill(int(os.pread(descriptor, 32, 0)), signal.SIGKILL)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+class Screen:
+    """A command in a pseudo-terminal: what it shows, and the keys pressed."""
+
+    def __init__(self, home: Home, *arguments: str, out: int | None = None, err: int | None = None) -> None:
+        """`out` and `err` are descriptors that replace the terminal as stdout and stderr."""
+        self._keys, self.terminal = pty.openpty()
+        self.shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._read = 0
+        self.process = subprocess.Popen(
+            (*COMMAND, *arguments),
+            stdin=self.terminal,
+            stdout=self.terminal if out is None else out,
+            stderr=self.terminal if err is None else err,
+            env=home.environment,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._close_terminal()
+        os.close(self._keys)
+
+    def press(self, keys: str) -> None:
+        """Type; "\\x03" is Ctrl-C and "\\x04" Ctrl-D."""
+        os.write(self._keys, keys.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait for text after what was expected before; return all that was shown up to its end."""
+        deadline = time.monotonic() + SECONDS
+        while (at := self.shown.find(text, self._read)) < 0:
+            if not self._more(deadline):
+                raise AssertionError(f"ended without {text!r}: {self.shown[self._read :]!r}")
+        start, self._read = self._read, at + len(text)
+        return self.shown[start : self._read]
+
+    def leave(self, key: str) -> None:
+        """Press a key at the prompt until the chat begins a new line.
+
+        Python's readline notices a signal that comes between a key and its next wait only with another key.
+        Nobody types that fast, but this does.
+        """
+        while "\n" not in self.shown[self._read :]:
+            self.press(key)
+            if select.select([self._keys], [], [], 1.0)[0]:
+                self._more(0.0)
+
+    def end(self) -> int:
+        """Wait for the end of the command; its exit status."""
+        self._close_terminal()
+        deadline = time.monotonic() + SECONDS
+        while self._more(deadline):
+            pass
+        return self.process.wait(SECONDS)
+
+    def _close_terminal(self) -> None:
+        """Leave the terminal to the command: what it showed then has an end."""
+        if self.terminal >= 0:
+            os.close(self.terminal)
+            self.terminal = -1
+
+    def _more(self, deadline: float) -> bool:
+        """Read what is shown next; False once nobody can show anything any more."""
+        if not select.select([self._keys], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise AssertionError(f"nothing after {self.shown[self._read :]!r}")
+        try:
+            data = os.read(self._keys, 1 << 16)
+        except OSError:  # EIO: the last process with this terminal has gone
+            return False
+        self.shown += self._decoder.decode(data)
+        return bool(data)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,0 +1,181 @@
+"""tokenizer.json: ids equal to the library's, its failures as refusals, special tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from caldrix_protocol.refusals import MESSAGE, RUN, Refused
+from caldrixd.spec import ModelSpec
+from caldrixd.text import tokenizer
+from caldrixd.text.tokenizer import Tokenizer
+from tests.text.conftest import TINY, byte_fallback_model
+
+TEXTS = (
+    "",
+    " ",
+    "text",
+    " text",
+    "hi  ab \n\n hi",
+    "<|im_start|>user",
+    "<|im_end|> x",
+    "<|im_end|>  x",
+    "</s> hi",
+    "</s>  hi",
+    "😀 👩‍👩‍👧 漢 é e\u0301",
+    "\0\x1b[0m",
+)
+
+
+def test_ids_are_the_librarys_and_round_trip(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    twins = (
+        (byte_level, tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))),
+        (byte_fallback, byte_fallback_model()),
+    )
+    for ours, twin in twins:
+        for text in TEXTS:
+            for special in (True, False):
+                ids = ours.encode(text, add_special=special)
+                assert ids == twin.encode(text, add_special_tokens=special).ids
+            if "<" not in text:
+                assert ours.decode(ids) == text
+
+
+def test_the_tokenizers_own_bos_rule(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    assert byte_fallback.encode("hi", add_special=True) == [1, *byte_fallback.encode("hi", add_special=False)]
+    assert byte_fallback.encode("", add_special=True) == [1]
+    assert byte_level.encode("", add_special=True) == []
+
+
+def copied(tmp_path: Path, **changes: Any) -> Path:
+    """tiny-llama's tokenizer with other values at the top of tokenizer.json."""
+    table = json.loads((TINY / "tokenizer.json").read_text("utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table | changes))
+    return tmp_path
+
+
+def test_stored_truncation_and_padding_are_ignored(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = copied(
+        tmp_path,
+        truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 9},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        },
+    )
+    loaded = tokenizer.load(directory, spec)
+    twin = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    for text in ("a", "one two three four five six seven"):
+        assert loaded.encode(text, add_special=True) == twin.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("config", "eos_ids", "bos_id"),
+    [
+        (None, {2}, 1),
+        ({}, {2}, 1),
+        ({"eos_token": "<|endoftext|>", "bos_token": "<|im_end|>"}, {2, 0}, 2),
+        ({"eos_token": {"content": "<|endoftext|>"}, "bos_token": {"content": "<|im_end|>"}}, {2, 0}, 2),
+        ({"eos_token": None, "bos_token": None}, {2}, 1),
+        ({"eos_token": "<none>", "bos_token": "<none>"}, {2}, 1),
+        ({"eos_token": 7, "bos_token": ["x"]}, {2}, 1),
+    ],
+)
+def test_end_and_begin_of_text(
+    spec: ModelSpec, tmp_path: Path, config: Any, eos_ids: set[int], bos_id: int
+) -> None:
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded = tokenizer.load(tmp_path, spec)
+    assert loaded.eos_ids == eos_ids
+    assert loaded.bos_id == bos_id
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"version": "1.0", "model": {"type": "BPE"}}',
+        b'{"model": ' + b"[" * 100_000,
+        b'{"normalizer": ' + b'{"type":"Sequence","normalizers":[' * 10_000,
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_tokenizer_that_cannot_be_loaded(spec: ModelSpec, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(tmp_path, spec)
+    assert caught.value.code == "tokenizer/invalid"
+    assert caught.value.kind == RUN
+    assert caught.value.text.startswith("tokenizer.json cannot be used: ")
+    assert len(caught.value.text) < 300
+
+
+def test_a_tokenizer_that_is_missing_or_huge(spec: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(tmp_path, spec)
+    assert caught.value.code == "tokenizer/missing"
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(tmp_path, spec)
+    assert caught.value.code == "config/too-big"
+
+
+def test_a_panic_of_the_library_is_a_refusal_and_the_next_text_works(spec: ModelSpec, tmp_path: Path) -> None:
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    loaded = tokenizer.load(copied(tmp_path, pre_tokenizer=pattern), spec)
+    with pytest.raises(Refused) as caught:
+        loaded.encode("a" * 40 + "b", add_special=True)
+    assert caught.value.code == "tokenizer/failed"
+    assert caught.value.kind == MESSAGE
+    assert loaded.encode("b", add_special=True)
+
+
+def test_a_text_that_is_no_unicode_is_refused(byte_level: Tokenizer) -> None:
+    with pytest.raises(Refused) as caught:
+        byte_level.encode("\ud83d", add_special=True)
+    assert caught.value.code == "tokenizer/failed"
+
+
+def test_ids_outside_the_models_vocabulary_are_refused(spec: ModelSpec) -> None:
+    loaded = tokenizer.load(TINY, replace(spec, vocab_size=2))
+    assert loaded.encode("<|im_start|>", add_special=False) == [1]
+    with pytest.raises(Refused) as caught:
+        loaded.encode("<|im_end|>", add_special=False)
+    assert caught.value.code == "message/unknown-token"
+    assert loaded.bos_id == 1
+    assert tokenizer.load(TINY, replace(spec, vocab_size=1, bos_id=None)).bos_id is None
+
+
+def test_too_many_added_tokens_are_refused(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "MAX_ADDED_TOKENS", 2)
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(TINY, spec)
+    assert caught.value.code == "tokenizer/invalid"
+
+
+def test_decode_leaves_out_special_tokens_alone(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    ids = [1, *byte_level.encode("hi", add_special=False), 2]
+    assert byte_level.decode(ids) == "hi"
+    thought = byte_fallback.encode("<think>hi</s>", add_special=True)
+    assert byte_fallback.decode(thought) == "<think> hi"
+    assert byte_fallback.is_silent(1)
+    assert byte_fallback.is_silent(10_000)
+    assert not byte_fallback.is_silent(thought[1])
