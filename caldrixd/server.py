@@ -23,6 +23,8 @@ from caldrixd.handlers.context import Client, Services
 
 FLUSH_SECONDS = 5.0
 NO_DESCRIPTORS_SECONDS = 0.1
+# What sending raises for a message that cannot be written: a file name, say, that is no valid text.
+UNSENDABLE = (ProtocolError, ValueError)
 
 
 @dataclass
@@ -166,7 +168,13 @@ class Session:
         if self._active is active:
             self._active = None
             self._client.blobs, self._client.cancel = {}, None
+            self._send_last(final)
+
+    def _send_last(self, final: Message) -> None:
+        try:
             self._channel.send(final)
+        except UNSENDABLE as error:
+            self._channel.send(_internal(error))
 
     async def _handled(self, request: Message) -> Message:
         try:
@@ -176,12 +184,15 @@ class Session:
         except Refused as refused:
             return as_refusal(refused)
         except Exception as error:
-            return as_refusal(Refused("daemon/internal", id=log.incident(error)))
+            return _internal(error)
 
     def _send_event(self, event: Message) -> None:
         if self._active is None:
             return
-        self._channel.send(event)
+        try:
+            self._channel.send(event)
+        except UNSENDABLE as error:
+            self._active.end(_internal(error))
         if self._channel.queued > self._services.config.client_queue:
             self._active.end(as_refusal(Refused("daemon/slow-reader")))
 
@@ -218,12 +229,19 @@ class Session:
         self._channel.close()
 
 
+def _internal(error: Exception) -> Refusal:
+    return as_refusal(Refused("daemon/internal", id=log.incident(error)))
+
+
 def _waits_for_the_end(request: Message) -> bool:
     return type(request) is Stop and request.daemon
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user at the other end of a Unix socket, as it was when it connected. OSError without one."""
+    """The user at the other end of a Unix socket, as it was when it connected.
+
+    Root is nobody special: a model's owner is the only one the daemon works for.
+    """
     if sys.platform == "linux":
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(uid)

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -167,17 +168,20 @@ async def _worker(request: Open, found: Found, ctx: int, services: Services) -> 
 
 
 async def _make_room(found: Found, ctx: int, services: Services, model: str) -> None:
-    """Unload idle models, the longest unused first, until this one fits."""
-    while True:
-        try:
-            fit.check(found.plan, found.weight_bytes, ctx, fit.available_memory(), model=model)
+    """Unload idle models, the longest unused first, until this one fits. Refused "run/memory..."."""
+
+    def check(free: int) -> None:
+        fit.check(found.plan, found.weight_bytes, ctx, free, model=model)
+
+    idle = services.pool.idle()
+    check(fit.available_memory() + sum(worker.size for worker in idle))
+    for worker in idle:
+        with suppress(Refused):
+            check(fit.available_memory())
             return
-        except Refused:
-            idle = services.pool.idle()
-            if not idle:
-                raise
-            logging.info("worker %d makes room for %s", idle[0].pid, found.key.directory)
-            await services.pool.unload(idle[0], Refused("worker/unloaded", model=idle[0].name))
+        logging.info("worker %d makes room for %s", worker.pid, found.key.directory)
+        await services.pool.unload(worker, Refused("worker/unloaded", model=worker.name))
+    check(fit.available_memory())
 
 
 def _worker_environment(lane: str, config: Config) -> dict[str, str]:

@@ -23,7 +23,7 @@ def _loaded(worker: Worker) -> Loaded:
         lane=worker.key.lane,
         state="answering" if worker.busy else "idle" if idle else "loading",
         pid=worker.pid,
-        size=worker.ready.size if worker.ready else 0,
+        size=worker.size,
         leases=worker.leases,
         idle_seconds=max(0.0, time.monotonic() - worker.idle_since) if idle else 0.0,
     )

@@ -7,33 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.plan import memory
 from caldrixd.plan.plan import Plan
 
 MIB = 1 << 20
 # Interpreter, libraries and compiled kernels of a worker.
 PROCESS_BYTES = 256 * MIB
 STEP_ROWS = 512
-# Buffers of a layer that live at the same time, in units of its widest one.
-LIVE_BUFFERS = 6
 
 
 def check(plan: Plan, weight_bytes: int, ctx: int, available_bytes: int, *, model: str) -> None:
     """Refused "run/memory" (with the largest ctx that would fit) or "run/memory-weights"."""
-    fixed = weight_bytes + workspace_bytes(plan) + PROCESS_BYTES
-    needed = fixed + plan.kv_bytes(ctx)
+    needed = PROCESS_BYTES + memory.cost(plan, weight_bytes, ctx=ctx, max_rows=STEP_ROWS).total
     if needed <= available_bytes:
         return
     free = available_bytes // MIB
-    largest = max(0, available_bytes - fixed) // max(1, plan.kv_bytes(1))
+    left = available_bytes - PROCESS_BYTES
+    largest = memory.largest_ctx(plan, weight_bytes, free=left, max_rows=STEP_ROWS)
     if largest == 0:
+        fixed = needed - plan.kv_bytes(ctx)
         raise Refused("run/memory-weights", model=model, needed=-(-fixed // MIB), free=free)
     raise Refused("run/memory", model=model, needed=-(-needed // MIB), free=free, ctx=largest)
-
-
-def workspace_bytes(plan: Plan) -> int:
-    """A bound for the buffers of one step, in float32, plus one row of logits."""
-    widest = max((plan.widths[op.output] for op in plan.ops[:-1]), default=0)
-    return 4 * (STEP_ROWS * LIVE_BUFFERS * widest + plan.vocab_size)
 
 
 def available_memory(root: Path = Path("/")) -> int:

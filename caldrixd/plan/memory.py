@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from caldrixd.plan.plan import Plan, Tensor
+from caldrixd.plan.plan import Plan
 
 FLOAT = 4
 
@@ -26,11 +25,6 @@ class Cost:
 def cost(plan: Plan, weight_bytes: int, *, ctx: int, max_rows: int, wanted: int = 1) -> Cost:
     """The bytes of one sequence of `ctx` tokens in steps of `max_rows` rows, `wanted` of them with logits."""
     return Cost(weight_bytes, plan.kv_bytes(ctx), activation_bytes(plan, max_rows, wanted))
-
-
-def weight_bytes(plan: Plan, tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the plan's tensors as stored; what else a checkpoint holds does not count."""
-    return sum(tensors[weight.name].data.nbytes for weight in plan.weights)
 
 
 def activation_bytes(plan: Plan, max_rows: int, wanted: int = 1) -> int:

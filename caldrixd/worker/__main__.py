@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import socket
 import sys
@@ -19,9 +20,13 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    protection.die_with_parent(arguments.parent)
-    protection.offer_to_oom_killer()
     log.start("worker")
+    try:
+        protection.die_with_parent(arguments.parent)
+    except ChildProcessError as error:
+        logging.warning("%s", error)
+        return 1
+    protection.offer_to_oom_killer()
     return serve(socket.socket(fileno=arguments.fd))
 
 

@@ -45,11 +45,16 @@ def serve(sock: socket.socket) -> int:
 
 
 def refusal_for(error: BaseException, wanted: Load) -> Refusal:
-    """What a user reads of any exception."""
-    if isinstance(error, Refused):
-        return as_refusal(error)
+    """What a user reads of any exception, in a form that can be sent."""
     if isinstance(error, MemoryError):
-        return as_refusal(Refused("worker/out-of-memory", model=os.path.basename(wanted.directory)))
+        error = Refused("worker/out-of-memory", model=os.path.basename(wanted.directory))
+    if isinstance(error, Refused):
+        refusal = as_refusal(error)
+        try:
+            encode(refusal)
+            return refusal
+        except ValueError as unsendable:
+            error = unsendable
     return as_refusal(Refused("daemon/internal", id=log.incident(error)))
 
 

@@ -110,6 +110,11 @@ class Worker:
         return self.state == READY
 
     @property
+    def size(self) -> int:
+        """Bytes of its loaded weights; 0 before they are."""
+        return self.ready.size if self.ready else 0
+
+    @property
     def busy(self) -> bool:
         return bool(self._streams)
 

@@ -15,7 +15,7 @@ from tests.support import models
 
 CONTEXT = 2048
 CHUNK = 512
-# The peer rounds activations to bf16, which can turn a margin as small as this; a wrong model is off by units.
+# The peer rounds activations to bf16, which can turn margins like this; a wrong model is off by units.
 DOUBTFUL = 0.05
 CHECKED_STEPS = 4
 

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
 
 import msgpack
 import pytest
@@ -14,8 +16,21 @@ import pytest
 from caldrix_protocol.codec import encode
 from caldrix_protocol.connection import hello
 from caldrix_protocol.framing import frame
-from caldrix_protocol.messages import Cancel, Done, Generate, Hello, Message, Ps, Refusal, Stop, Welcome
-from tests.support.daemon import Caller, Daemon, Home, running_daemon
+from caldrix_protocol.messages import (
+    Blob,
+    Cancel,
+    Doctor,
+    Done,
+    Generate,
+    Hello,
+    Message,
+    Open,
+    Ps,
+    Refusal,
+    Stop,
+    Welcome,
+)
+from tests.support.daemon import Caller, Daemon, Home, raw, running_daemon
 from tests.support.models import tiny
 
 HELLO = frame(encode(hello(1)))
@@ -117,6 +132,35 @@ def test_requests_sent_ahead_are_refused(caller: Caller) -> None:
     assert codes(events) == ["daemon/bad-frame"]
 
 
+def test_noise_leaves_the_daemon_alone(home: Home) -> None:
+    """Recorded sessions with some bytes changed, left out or added: whatever comes of it, no incident."""
+    opening = frame(encode(Open(str(tiny("tiny-llama")), {"HOME": "/x"}, backend="metal")))
+    sessions = [
+        HELLO + opening + frame(encode(Blob(1, b"text"))) + frame(encode(Generate(1, raw=raw("hi")))),
+        HELLO + PS + frame(encode(Stop("x"))) + frame(encode(Cancel())) + PS,
+    ]
+    random = Random(20)
+    with running_daemon(home) as daemon:
+        for _ in range(300):
+            noise = bytearray(random.choice(sessions))
+            for _ in range(random.randint(1, 4)):
+                place = random.randrange(len(noise))
+                match random.randrange(3):
+                    case 0:
+                        noise[place] = random.randrange(256)
+                    case 1:
+                        del noise[place : place + random.randint(1, 9)]
+                    case _:
+                        noise[place:place] = random.randbytes(random.randint(1, 9))
+            with daemon.caller(greet=False) as caller, suppress(BrokenPipeError, ConnectionResetError):
+                caller.socket.sendall(noise)
+                caller.socket.shutdown(socket.SHUT_WR)
+                while caller.socket.recv(1 << 16):
+                    pass
+        assert daemon.loaded() == []
+    assert "incident" not in home.log
+
+
 def test_a_half_sent_frame_is_cut_off(home: Home) -> None:
     with running_daemon(home, changes={"frame_seconds": 0.05}) as daemon, daemon.caller() as caller:
         caller.connection.send(Ps())
@@ -142,6 +186,19 @@ def test_a_later_minor_version_is_welcome(caller: Caller) -> None:
     welcome = caller.receive()
     assert type(welcome) is Welcome
     assert welcome.protocol == (1, 0)
+
+
+def test_doctor_tells_every_lane(shared: Daemon) -> None:
+    with shared.caller() as caller:
+        *lanes, done = caller.ask(Doctor())
+    assert done == Done()
+    assert [lane.name for lane in lanes] == ["metal", "hip", "cpu"]
+    metal, hip, cpu = lanes
+    assert (metal.usable, metal.reasons) == (False, ("the Metal lane exists on macOS only",))
+    assert not hip.usable
+    assert hip.reasons
+    assert (cpu.usable, cpu.reasons) == (True, ())
+    assert cpu.details
 
 
 def test_unknown_models_and_handles(caller: Caller) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from caldrix_protocol.messages import (
     Status,
 )
 from tests.daemon.conftest import LONG_CTX
-from tests.support.daemon import Daemon, Home, ask_raw, raw, running_daemon, text_of
+from tests.support.daemon import SECONDS, Daemon, Home, ask_raw, raw, running_daemon, text_of
 from tests.support.models import TINY, reference, tiny
 
 PROMPT = reference("tiny-llama")["prompts"][0]
@@ -35,8 +36,9 @@ def user(text: str) -> dict[str, Any]:
 
 def loaded_when(daemon: Daemon, holds: Callable[[list[Loaded]], bool]) -> list[Loaded]:
     """Ask `ps` until the answer is as wanted."""
+    deadline = time.monotonic() + SECONDS
     while not holds(loaded := daemon.loaded()):
-        pass
+        assert time.monotonic() < deadline, loaded
     return loaded
 
 
@@ -170,6 +172,8 @@ def test_cancel_at_every_token_of_a_prefix(shared: Daemon, talkative: Path) -> N
             caller.send(Cancel())
             told = caller.rest()[-1]
             assert told.finish_reason == "cancelled"
+            assert told.prompt_ids == tuple(PROMPT["prompt_ids"])
+            assert len(told.ids) >= count
             assert told.ids[:24] == tuple(PROMPT["generated_ids"])[: len(told.ids)]
             clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
 

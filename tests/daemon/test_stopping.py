@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -78,6 +79,8 @@ def test_after_stop_daemon_another_can_start_at_once(home: Home) -> None:
         caller.open(tiny("tiny-llama"))
         worker = first.loaded()[0].pid
         assert caller.ask(Stop(daemon=True)) == [Done()]
+        with open(home.address.lock, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with running_daemon(home) as second:
             assert second.loaded() == []
             assert not Path(f"/proc/{worker}").exists()

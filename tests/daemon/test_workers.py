@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from caldrix_protocol.connection import Connection
-from caldrix_protocol.messages import Cancel, Delta, Done, Load, Open, Opened, Refusal, Status, Stop
+from caldrix_protocol.messages import Cancel, Delta, Done, Generate, Load, Open, Opened, Refusal, Status, Stop
 from tests.daemon.conftest import LONG_CTX
-from tests.daemon.test_replies import PROMPT, clean, loaded_when
+from tests.daemon.test_replies import PROMPT, clean, loaded_when, user
 from tests.support.daemon import SECONDS, Daemon, Home, ask_raw, await_end, running_daemon
 from tests.support.models import tiny
 
@@ -127,6 +127,17 @@ def test_files_that_cannot_be_used_are_refused(
     assert daemon.home.log.count("incident") == 0
 
 
+def test_a_file_name_that_is_no_text_is_refused_all_the_same(daemon: Daemon, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("tiny-llama"), model)
+    (model / "model.safetensors").rename(model / "weights.safetensors")
+    (model / os.fsdecode(b"odd\xff.safetensors")).write_bytes(b"x" * 100)
+    with daemon.caller() as caller:
+        refused = caller.ask(Open(str(model), {}))[-1]
+        assert (type(refused), refused.kind) == (Refusal, "run")
+        assert type(caller.ask(Open(str(tiny("tiny-llama")), {}))[-2]) is Opened
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "code"),
     [
@@ -142,6 +153,72 @@ def test_what_open_refuses(shared: Daemon, model: str, settings: dict[str, Any],
     with shared.caller() as caller:
         assert caller.ask(Open(model, {}, **settings))[-1].code == code
     assert shared.loaded() == []
+
+
+# Free memory as this daemon sees it: none while there is a worker, `FREE` otherwise.
+_SCARCE_MEMORY = """
+import pathlib
+from caldrixd.models import fit
+children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children")
+fit.available_memory = lambda: 0 if children.read_text("ascii").strip() else FREE
+"""
+
+
+def test_an_idle_model_makes_room_but_a_leased_one_does_not(home: Home, talkative: Path) -> None:
+    # What is in the process beside the weights does not count as free, so a model of 1 GiB is claimed.
+    prelude = _SCARCE_MEMORY.replace("FREE", str(1 << 40)) + (
+        "from caldrixd.worker.process import Worker; Worker.size = property(lambda worker: 1 << 30)"
+    )
+    with running_daemon(home, prelude=prelude) as daemon, daemon.caller() as caller:
+        caller.open(tiny("tiny-llama"))
+        with daemon.caller() as other:
+            refused = other.ask(Open(str(talkative), {}))[-1]
+            assert (refused.code, refused.fields["free"]) == ("run/memory-weights", 0)
+            caller.close()
+            loaded_when(daemon, lambda found: not found[0].leases)
+            other.open(talkative)
+            assert [loaded.model for loaded in daemon.loaded()] == [str(talkative)]
+
+
+def test_what_cannot_fit_unloads_nothing(home: Home, talkative: Path) -> None:
+    prelude = _SCARCE_MEMORY.replace("FREE", str(1 << 40))
+    with running_daemon(home, prelude=prelude) as daemon:
+        with daemon.caller() as caller:
+            caller.open(tiny("tiny-llama"))
+        loaded_when(daemon, lambda found: not found[0].leases)
+        with daemon.caller() as caller:
+            assert caller.ask(Open(str(talkative), {}))[-1].code == "run/memory-weights"
+        assert [loaded.model for loaded in daemon.loaded()] == [str(tiny("tiny-llama"))]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' * 10**9 }}",
+        "{{ 'x'.center(10**9) }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_eats_all_ends_its_reply_alone(daemon: Daemon, tmp_path: Path, source: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("tiny-llama"), model)
+    (model / "chat_template.jinja").write_text(source, "utf-8")
+    with daemon.caller() as caller, daemon.caller() as other:
+        handle = caller.open(model).handle
+        other_handle = other.open(model).handle
+        worker = worker_of(daemon)
+        caller.send(Generate(handle, turns=(user("hi"),)))
+        clean(other.ask(ask_raw(other_handle, PROMPT["prompt"], 24)))
+        refused = caller.rest()[-1]
+        assert (type(refused), refused.kind) == (Refusal, "message")
+        assert refused.code in (
+            "template/too-long",
+            "template/too-slow",
+            "template/memory",
+            "template/failed",
+        )
+        clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
+        assert worker_of(daemon) == worker
 
 
 def test_an_idle_model_is_unloaded(home: Home) -> None:
@@ -220,7 +297,8 @@ def test_a_worker_of_another_parent_does_not_start(home: Home) -> None:
             timeout=SECONDS,
         )
     assert worker.returncode == 1
-    assert b"the daemon is gone" in worker.stderr
+    assert worker.stderr.endswith(b"the daemon is gone\n")
+    assert worker.stderr.count(b"\n") == 1
 
 
 def test_what_a_worker_inherits(home: Home) -> None:

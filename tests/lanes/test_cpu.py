@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def silent(code: str, fields: dict[str, object]) -> None:
     """Takes status lines and drops them."""
 
 
-def program(plan: Plan, tensors: dict[str, Tensor], threads: int = 2) -> CpuProgram:
+def program(plan: Plan, tensors: Mapping[str, Tensor], threads: int = 2) -> CpuProgram:
     return cpu.load(plan, tensors, threads=threads, report=silent)
 
 
@@ -87,7 +87,7 @@ def same_bits(a: Float32, b: Float32) -> bool:
 
 @pytest.fixture(scope="module")
 def llama() -> Iterator[CpuProgram]:
-    loaded = program(*models.opened(models.tiny("tiny-llama")))  # type: ignore[arg-type]
+    loaded = program(*models.opened(models.tiny("tiny-llama")))
     yield loaded
     loaded.close()
 
@@ -96,7 +96,7 @@ def llama() -> Iterator[CpuProgram]:
 def test_tiny_models_give_the_reference(name: str) -> None:
     """Every generated id; recorded top-5 logits within 1e-4, margins and logprobs within 2e-4."""
     plan, tensors = models.opened(models.tiny(name))
-    run = program(plan, dict(tensors))
+    run = program(plan, tensors)
     for prompt in models.reference(name)["prompts"]:
         follow_reference(run, prompt)
     run.close()
@@ -155,6 +155,17 @@ def test_bits_do_not_depend_on_threads_or_chunks(llama: CpuProgram) -> None:
     for threads in (1, 2, 3, 5):
         for chunk in (1, 7, 16, 64, 512):
             assert same_bits(logits(llama, ids, chunk, threads), expected), (threads, chunk)
+
+
+def test_bits_of_the_real_model() -> None:
+    run = program(*models.opened(models.smollm2()))
+    ids = [int(i) for i in np.random.default_rng(8).integers(0, 49152, 520)]
+    expected = logits(run, ids, 512, threads=1)
+    for threads in (1, 2, 3):
+        for chunk in (16, 64, 512):
+            assert same_bits(logits(run, ids, chunk, threads), expected), (threads, chunk)
+        assert same_bits(logits(run, ids[:90], 1, threads), expected[:90]), threads
+    run.close()
 
 
 def test_rows_of_other_slots_change_nothing(llama: CpuProgram) -> None:

@@ -47,6 +47,7 @@ _WITH_CHANGES = """
 import dataclasses, json, os, sys
 from caldrixd import config, daemon, log
 log.start("caldrixd")
+exec(sys.argv[2])
 read = config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), idle_unload=900.0)
 sys.exit(daemon.run(dataclasses.replace(read, **json.loads(sys.argv[1]))))
 """
@@ -208,10 +209,13 @@ class Daemon:
         return self.wait()
 
 
-def spawn(home: Home, *arguments: str, changes: Mapping[str, Any] | None = None) -> Daemon:
-    """Start caldrixd without waiting for it. `changes` are other values of its Config."""
+def spawn(home: Home, *arguments: str, changes: Mapping[str, Any] | None = None, prelude: str = "") -> Daemon:
+    """Start caldrixd without waiting for it. `changes` are values of its Config; `prelude` runs first."""
     command = [sys.executable, "-P"]
-    command += ["-m", "caldrixd"] if changes is None else ["-c", _WITH_CHANGES, json.dumps(changes)]
+    if changes is None and not prelude:
+        command += ["-m", "caldrixd"]
+    else:
+        command += ["-c", _WITH_CHANGES, json.dumps(changes or {}), prelude]
     with open(home.root / "log", "ab") as log:
         process = subprocess.Popen(
             [*command, *arguments],
@@ -225,14 +229,16 @@ def spawn(home: Home, *arguments: str, changes: Mapping[str, Any] | None = None)
 
 
 @contextmanager
-def running_daemon(home: Home, *arguments: str, changes: Mapping[str, Any] | None = None) -> Iterator[Daemon]:
+def running_daemon(
+    home: Home, *arguments: str, changes: Mapping[str, Any] | None = None, prelude: str = ""
+) -> Iterator[Daemon]:
     """A daemon that listens; it is ended at the end of the block."""
     notify = home.root / "notify"
     notify.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
         news.bind(str(notify))
         told = Home(home.root, home.cache, {**home.changes, "NOTIFY_SOCKET": str(notify)})
-        daemon = spawn(told, *arguments, changes=changes)
+        daemon = spawn(told, *arguments, changes=changes, prelude=prelude)
         try:
             _await_ready(daemon, news)
             yield daemon
