@@ -27,6 +27,11 @@ SEALED = {
 }
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 def write_wheel(directory: Path, name: str, version: str, files: dict[str, bytes]) -> Path:
     stem = f"{name.replace('-', '_')}-{version}"
     wheel = directory / f"{stem}-py3-none-any.whl"
