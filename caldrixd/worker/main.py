@@ -45,16 +45,11 @@ def serve(sock: socket.socket) -> int:
 
 
 def refusal_for(error: BaseException, wanted: Load) -> Refusal:
-    """What a user reads of any exception, in a form that can be sent."""
+    """What a user reads of any exception."""
     if isinstance(error, MemoryError):
         error = Refused("worker/out-of-memory", model=os.path.basename(wanted.directory))
     if isinstance(error, Refused):
-        refusal = as_refusal(error)
-        try:
-            encode(refusal)
-            return refusal
-        except ValueError as unsendable:
-            error = unsendable
+        return as_refusal(error)
     return as_refusal(Refused("daemon/internal", id=log.incident(error)))
 
 
@@ -75,14 +70,15 @@ class Answers:
         status = 1
         try:
             while (message := self._pipe.receive()) is not None:
-                self._take(message)
+                self.take(message)
             status = 0
         except Exception as error:
             log.incident(error)
         finally:
             os._exit(status)
 
-    def _take(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
+        """Act on one message of the daemon, at once."""
         match message:
             case Attach():
                 self._attachments.setdefault(message.stream, []).append(message)

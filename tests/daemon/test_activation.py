@@ -87,6 +87,8 @@ def test_a_descriptor_that_is_no_listening_unix_socket(home: Home) -> None:
             news = f"listening at {home.address.socket}"
             while news not in (home.log if (home.root / "log").exists() else ""):
                 assert process.poll() is None
+            with Caller(home.address.socket) as caller:
+                assert caller.ask(Ps()) == [Done()]
             process.terminate()
             assert process.wait(SECONDS) == 0
         (home.root / "log").unlink()

@@ -1,0 +1,159 @@
+"""The worker's inside: a reply between its threads, and failures that must stay in one reply."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from caldrix_protocol.codec import decode, encode
+from caldrix_protocol.connection import NEED_DATA, Connection
+from caldrix_protocol.messages import (
+    EVENTS,
+    Begin,
+    Done,
+    Generate,
+    Load,
+    Message,
+    Ready,
+    Refusal,
+    Relay,
+)
+from caldrix_protocol.refusals import Refused
+from caldrixd.engine.engine import Engine
+from caldrixd.models import gate
+from caldrixd.text import template, tokenizer
+from caldrixd.text.detokenize import Detokenizer
+from caldrixd.worker.loading import Model
+from caldrixd.worker.main import Answers, refusal_for
+from caldrixd.worker.pipe import Pipe
+from caldrixd.worker.replies import Reply, with_texts
+from tests.support.daemon import SECONDS, raw
+from tests.support.models import oracle_program, reference, tiny
+
+PROMPT = reference("tiny-llama")["prompts"][0]
+LOAD = Load(str(tiny("tiny-llama")), "cpu")
+
+
+class Panic(BaseException):
+    """What a library in another language may raise."""
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    directory = tiny("tiny-llama")
+    spec = gate.read_spec(directory)
+    program = oracle_program(directory)
+    turns = template.load(directory)
+    yield Model(spec, tokenizer.load(directory, spec), turns, program, Engine(program), 0.0)
+    if turns is not None:
+        turns.close()
+
+
+def begin(stream: int, text: str = PROMPT["prompt"]) -> Begin:
+    return Begin(stream, encode(Generate(1, raw=raw(text), max_tokens=24)), 256, "f32", 1)
+
+
+def test_a_reply_cancelled_before_it_has_a_prompt_never_reaches_the_engine(model: Model) -> None:
+    reply = Reply(begin(1), [])
+    assert not reply.cancel(model.engine)
+    reply.build_prompt(model)
+    reply.submit(model)
+    assert not model.engine.busy
+    assert reply.cancelled() == Done("cancelled", prompt_ids=tuple(PROMPT["prompt_ids"]))
+
+
+def test_a_reply_cancelled_in_the_engine_ends_there(model: Model) -> None:
+    reply = Reply(begin(1), [])
+    reply.build_prompt(model)
+    reply.submit(model)
+    assert reply.cancel(model.engine)
+    (event,) = model.engine.step()
+    (done,) = reply.advance(event)
+    assert (done.finish_reason, done.ids, done.prompt_ids) == ("cancelled", (), tuple(PROMPT["prompt_ids"]))
+    assert not model.engine.busy
+
+
+class Parent:
+    """The daemon's side of a worker that runs on threads of this process."""
+
+    def __init__(self, model: Model) -> None:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(SECONDS)
+        self._socket = ours
+        self._connection = Connection("parent")
+        pipe = Pipe(theirs)
+        self.send(LOAD)
+        assert pipe.receive() == LOAD
+        self.answers = Answers(pipe, LOAD)
+        # Its reader would end this process; the tests hand it the messages instead.
+        threading.Thread(target=self.answers.answer, args=(model,), daemon=True).start()
+        assert type(self.receive()) is Ready
+
+    def send(self, message: Message) -> None:
+        self._socket.sendall(self._connection.send(message))
+
+    def receive(self) -> Message:
+        while (event := self._connection.next_event()) is NEED_DATA:
+            self._connection.receive_data(self._socket.recv(1 << 16))
+        return event
+
+    def final(self, stream: int) -> Message:
+        """The last event of a reply; what comes for other replies before it is dropped."""
+        while True:
+            relay = self.receive()
+            assert type(relay) is Relay
+            event = decode(relay.event, EVENTS)
+            if relay.stream == stream and type(event) in (Done, Refusal):
+                return event
+
+
+def test_a_panic_ends_its_reply_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Detokenizer.add
+
+    def panics_at_once(self: Detokenizer, id_: int) -> str:
+        if threading.current_thread() is threading.main_thread() or id_ != PROMPT["generated_ids"][3]:
+            return add(self, id_)
+        raise Panic
+
+    parent = Parent(model)
+    monkeypatch.setattr(Detokenizer, "add", panics_at_once)
+    parent.answers.take(begin(1))
+    broken = parent.final(1)
+    assert (type(broken), broken.code) == (Refusal, "daemon/internal")
+    monkeypatch.undo()
+    parent.answers.take(begin(2))
+    assert parent.final(2).ids == tuple(PROMPT["generated_ids"])
+
+
+def test_a_panic_in_the_prompt_ends_its_reply_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panics(self: tokenizer.Tokenizer, text: str, *, add_special: bool) -> list[int]:
+        raise Panic
+
+    parent = Parent(model)
+    monkeypatch.setattr(tokenizer.Tokenizer, "encode", panics)
+    parent.answers.take(begin(1))
+    assert parent.final(1).code == "daemon/internal"
+    monkeypatch.undo()
+    parent.answers.take(begin(2))
+    assert parent.final(2).ids == tuple(PROMPT["generated_ids"])
+
+
+def test_what_a_user_reads_of_an_exception() -> None:
+    assert refusal_for(MemoryError(), LOAD).code == "worker/out-of-memory"
+    assert refusal_for(Refused("message/empty"), LOAD).code == "message/empty"
+    assert refusal_for(Panic(), LOAD).code == "daemon/internal"
+
+
+def test_blobs_take_the_place_of_texts() -> None:
+    content = ({"type": "text", "text": "a"}, {"type": "text", "blob": 3})
+    assert with_texts(content, {3: "é".encode()}) == [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "é"},
+    ]
+    with pytest.raises(Refused, match="the blob 3 was not sent"):
+        with_texts(content, {})
+    with pytest.raises(Refused, match="not valid UTF-8"):
+        with_texts(content, {3: b"\xc3"})
