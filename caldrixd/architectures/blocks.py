@@ -7,7 +7,9 @@ from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
 
 
-def attention(plan: PlanBuilder, x: str, spec: ModelSpec, prefix: str) -> str:
+def attention(plan: PlanBuilder, x: str, spec: ModelSpec, prefix: str, *, last: bool) -> str:
+    """The attention branch of a layer; of the `last` one only the wanted rows."""
+
     def project(name: str, heads: int) -> str:
         bias = f"{prefix}.{name}.bias" if spec.qkv_bias else None
         return plan.linear(x, f"{prefix}.{name}.weight", heads * spec.head_dim, bias=bias)
@@ -24,6 +26,8 @@ def attention(plan: PlanBuilder, x: str, spec: ModelSpec, prefix: str) -> str:
         head_dim=spec.head_dim,
         window=spec.sliding_window,
     )
+    if last:
+        attended = plan.gather(attended)
     return plan.linear(attended, f"{prefix}.o_proj.weight", spec.hidden_size)
 
 
@@ -34,16 +38,22 @@ def feed_forward(plan: PlanBuilder, x: str, spec: ModelSpec, prefix: str) -> str
 
 
 def decoder(spec: ModelSpec) -> Plan:
-    """The pre-norm decoder stack of the llama family."""
+    """The pre-norm decoder stack of the llama family.
+
+    Other rows read of a row only its keys and values, so beyond the last attention only the rows
+    whose logits are wanted go on: of a prompt, one.
+    """
     plan = PlanBuilder(spec.rope)
     embedding = "model.embed_tokens.weight"
     x = plan.embed(embedding, spec.vocab_size, spec.hidden_size)
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
         normed = plan.rmsnorm(x, f"{prefix}.input_layernorm.weight", spec.rms_norm_eps)
-        x = plan.add(x, attention(plan, normed, spec, f"{prefix}.self_attn"))
+        last = layer == spec.layers - 1
+        branch = attention(plan, normed, spec, f"{prefix}.self_attn", last=last)
+        x = plan.add(plan.gather(x) if last else x, branch)
         normed = plan.rmsnorm(x, f"{prefix}.post_attention_layernorm.weight", spec.rms_norm_eps)
         x = plan.add(x, feed_forward(plan, normed, spec, f"{prefix}.mlp"))
-    x = plan.rmsnorm(plan.gather(x), "model.norm.weight", spec.rms_norm_eps)
+    x = plan.rmsnorm(x, "model.norm.weight", spec.rms_norm_eps)
     plan.linear(x, embedding if spec.tied else "lm_head.weight", spec.vocab_size)
     return plan.finish(vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, max_context=spec.max_context)

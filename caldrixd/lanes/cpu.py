@@ -16,11 +16,8 @@ from caldrixd.lanes.arena import Arena
 from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled
 from caldrixd.lanes.lowering import (
-    ATTENDED,
-    HIDDEN,
     LOGITS,
     QUERIES,
-    RESIDUAL,
     ROPE,
     lower,
 )
@@ -75,9 +72,9 @@ class CpuProgram:
         self._program = lowered.program.copy()
         self._addresses = np.zeros(len(lowered.names), np.int64)
         self._buffers: dict[str, Arena] = {}
-        for buffer in ("normed", RESIDUAL, ATTENDED, HIDDEN):
-            if buffer in lowered.strides:
-                self._buffers[buffer] = Arena(MAX_ROWS * lowered.strides[buffer])
+        for buffer, stride in lowered.strides.items():
+            if buffer != QUERIES:
+                self._buffers[buffer] = Arena(MAX_ROWS * stride)
         vectors = lowered.kv_heads * lowered.group * MAX_ROWS
         self._buffers[QUERIES] = Arena(vectors * lowered.strides.get(QUERIES, 0))
         self._control = Arena(at.CONTROL_BYTES)

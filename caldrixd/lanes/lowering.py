@@ -7,7 +7,7 @@ The interpreter keeps one residual, one normed buffer, and fuses what reads them
     gate, up linears + silu_mul               LINEAR with SILU_MUL, rows interleaved 16 and 16
     linear + add to the residual              LINEAR with ADD
     the last linear                           LINEAR with STORE, into the logits
-    gather + rmsnorm                          NORM that reads the wanted rows
+    gather of the residual or the attended    GATHER into a buffer of its own
 
 A plan that has none of these shapes is refused before its weights are read.
 """
@@ -32,6 +32,9 @@ RESIDUAL, QUERIES, ATTENDED, HIDDEN, LOGITS, ROPE = (
     "logits",
     "rope",
 )
+WANTED_RESIDUAL, WANTED_ATTENDED = "wanted residual", "wanted attended"
+# Where the wanted rows of a buffer go.
+WANTED = {RESIDUAL: WANTED_RESIDUAL, ATTENDED: WANTED_ATTENDED}
 # A few floats beyond each row keep rows of 4 KiB multiples out of the same cache sets.
 ROW_PADDING = 16
 
@@ -92,11 +95,10 @@ class _Lowering:
         self.tables: dict[str, str] = {}
         self.strides: dict[str, int] = {}
         self.widths = {weight.name: weight.shape for weight in plan.weights}
+        self.buffers: dict[str, str] = {}  # what the plan calls a buffer -> what the lane calls it
         self.residual = ""
         self.normed = ""
-        self.gathered: str | None = None
-        self.hidden = ""
-        self.attended = ""
+        self.gathered = False
         self.fused: set[str] = set()
         self.state_offset = 0
         self.attention: tuple[int, int, int] | None = None
@@ -141,7 +143,7 @@ class _Lowering:
         return weight, [Segment(weight, 0, rows), Segment(None, 0, round_up(rows, PANEL) - rows)]
 
     def emit(self, op: int, fields: dict[int, int]) -> None:
-        self.rows.append({at.OP: op, at.DOMAIN: 0 if self.gathered is None else 1, **fields})
+        self.rows.append({at.OP: op, at.DOMAIN: int(self.gathered), **fields})
 
     # --- one method an op -----------------------------------------------------------------------
 
@@ -153,6 +155,7 @@ class _Lowering:
             self.tables[table] = table
         width = self.plan.widths[op.output]
         self.residual = op.output
+        self.buffers[op.output] = RESIDUAL
         self.emit(
             at.EMBED,
             {
@@ -166,28 +169,49 @@ class _Lowering:
         )
 
     def gather(self, op: Op) -> None:
-        if op.inputs != (self.residual,):
+        source = self.buffers.get(op.inputs[0], "")
+        if source not in WANTED:
             raise self.refuse(op)
-        self.gathered = self.residual = op.output
+        target = self.buffers[op.output] = WANTED[source]
+        self.strides[target] = self.strides[source]
+        self.gathered = True
+        if source == RESIDUAL:
+            self.residual = op.output
+        self.emit(
+            at.GATHER,
+            {
+                at.SOURCE: self.index(source),
+                at.SOURCE_STRIDE: self.strides[source],
+                at.TARGET: self.index(target),
+                at.TARGET_STRIDE: self.strides[target],
+            },
+        )
+
+    def checked(self, op: Op, name: str, *allowed: str) -> str:
+        """The lane's buffer behind a plan's, which must be an allowed one and hold the rows that go on."""
+        buffer = self.buffers.get(name, "")
+        if buffer not in allowed or (self.gathered and buffer in WANTED):
+            raise self.refuse(op)
+        return buffer
 
     def rmsnorm(self, op: Op) -> None:
         if op.inputs != (self.residual,):
             raise self.refuse(op)
+        source = self.checked(op, self.residual, RESIDUAL, WANTED_RESIDUAL)
         width = self.plan.widths[op.output]
         self.normed = op.output
         self.gains[op.weights[0]] = op.weights[0]
         self.emit(
             at.NORM,
             {
-                at.SOURCE: self.index(RESIDUAL),
-                at.SOURCE_STRIDE: self.strides[RESIDUAL],
+                at.SOURCE: self.index(source),
+                at.SOURCE_STRIDE: self.strides[source],
                 at.TARGET: at.NORMED,
                 at.TARGET_STRIDE: self.stride("normed", width),
                 at.COLUMNS: round_up(width, PANEL),
                 at.TRUE_WIDTH: width,
                 at.WEIGHT: self.index(op.weights[0]),
                 at.EPSILON: int(np.float32(op.params["eps"]).view(np.uint32)),
-                at.GATHERED: int(self.gathered is not None),
             },
         )
 
@@ -266,7 +290,7 @@ class _Lowering:
                 at.TARGET_STRIDE: self.stride(ATTENDED, heads * head_dim),
             },
         )
-        self.attended = op.output
+        self.buffers[op.output] = ATTENDED
         self.state_offset += at.state_bytes(kv_heads, head_dim)
 
     def silu_mul(self, op: Op) -> None:
@@ -277,7 +301,7 @@ class _Lowering:
             count = min(16, width - first)
             for linear in (gate, up):
                 segments += [Segment(linear.weights[0], first, count), Segment(None, 0, 16 - count)]
-        self.hidden = op.output
+        self.buffers[op.output] = HIDDEN
         self.emit(
             at.LINEAR,
             {
@@ -292,20 +316,22 @@ class _Lowering:
 
     def add(self, op: Op) -> None:
         residual, branch = op.inputs
-        source = self.producer[branch].inputs[0] if self.producer[branch].inputs else ""
-        buffers = {self.attended: ATTENDED, self.hidden: HIDDEN}
-        if residual != self.residual or source not in buffers or self.gathered is not None:
+        inputs = self.producer[branch].inputs
+        if residual != self.residual or not inputs:
             raise self.refuse(op)
-        linear = self.linear_behind(branch, source, op)
+        source = self.checked(op, inputs[0], ATTENDED, WANTED_ATTENDED, HIDDEN)
+        target = self.checked(op, residual, RESIDUAL, WANTED_RESIDUAL)
+        linear = self.linear_behind(branch, inputs[0], op)
         self.residual = op.output
+        self.buffers[op.output] = target
         name, segments = self.plain(linear)
         self.emit(
             at.LINEAR,
             {
-                at.SOURCE: self.index(buffers[source]),
-                at.SOURCE_STRIDE: self.strides[buffers[source]],
-                at.TARGET: self.index(RESIDUAL),
-                at.TARGET_STRIDE: self.strides[RESIDUAL],
+                at.SOURCE: self.index(source),
+                at.SOURCE_STRIDE: self.strides[source],
+                at.TARGET: self.index(target),
+                at.TARGET_STRIDE: self.strides[target],
                 at.EPILOGUE: at.ADD,
                 **self.pack(name, segments, [linear]),
             },

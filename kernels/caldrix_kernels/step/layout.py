@@ -73,9 +73,9 @@ CONTROL_BYTES = 1024
 ) = range(11)
 
 # --- ops --------------------------------------------------------------------------------------------
-EMBED, NORM, LINEAR, HEADS, ATTENTION = range(5)
+EMBED, NORM, LINEAR, HEADS, ATTENTION, GATHER = range(6)
 
-ROW_WORDS = 24
+ROW_WORDS = 23
 (
     OP,
     DOMAIN,  # 0: all rows, 1: wanted rows
@@ -99,9 +99,8 @@ ROW_WORDS = 24
     STATE_OFFSET,  # bytes of a block's state in the layers before this one
     SCALE,  # float32 bits
     PANELLED,  # embedding table: 1 packed in panels, 0 row-major
-    GATHERED,  # norm: 1 reads the wanted rows
     ROW_BYTES,  # embedding table: bytes a row, row-major only
-) = range(24)
+) = range(23)
 
 NORMED = 0  # address index with a meaning of its own, see step.numba_cpu.source_of
 

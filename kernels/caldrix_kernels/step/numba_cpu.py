@@ -19,9 +19,11 @@ from caldrix_kernels.intrinsics.memory import (
     load_f32,
     load_i64,
     load_u16,
+    load_u32,
     store_f32,
     store_i64,
     store_u16,
+    store_u32,
 )
 from caldrix_kernels.intrinsics.vector import ACT_BF16
 from caldrix_kernels.linear.numba_cpu import (
@@ -53,6 +55,7 @@ from caldrix_kernels.step.layout import (
     ATTENTION,
     BLOCK,
     EMBED,
+    GATHER,
     HEADS,
     LINEAR,
     NORM,
@@ -118,10 +121,28 @@ def embed_stage(step, base, row):
     return end
 
 
+@routine("int64(int64, int64, int64)")
+def gather_stage(step, base, row):
+    """Copy the wanted rows, whatever form they are in, to the front of another buffer."""
+    end = base + word(step, at.WANTED)
+    stride = word(row, at.SOURCE_STRIDE)
+    while True:
+        item = claim(step, base, end, 1, ONE_BY_ONE)
+        if item < 0:
+            break
+        m = load_i64(word(step, at.WANTED_ROWS) + 8 * (item - base))
+        source = address(step, word(row, at.SOURCE)) + m * stride
+        target = address(step, word(row, at.TARGET)) + (item - base) * stride
+        for unit in range(0, stride, 4):
+            store_u32(target + unit, load_u32(source + unit))
+        finish(step, end, 1)
+    wait_finished(step, end)
+    return end
+
+
 @routine("void(int64, int64, int64, int64)")
 def norm_one(step, row, m, out):
-    index = load_i64(word(step, at.WANTED_ROWS) + 8 * m) if word(row, at.GATHERED) == 1 else m
-    x = address(step, word(row, at.SOURCE)) + index * word(row, at.SOURCE_STRIDE)
+    x = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
     gain = address(step, word(row, at.WEIGHT))
     width, true_width = word(row, at.COLUMNS), word(row, at.TRUE_WIDTH)
     kernel = kernel_at(step, at.NORM_ROW)
@@ -161,6 +182,8 @@ def share_of(step, rows):
 @routine("int64(int64, int64, int64, int64)")
 def linear_stage(step, thread, base, row):
     rows = row_count(step, row)
+    if rows == 0:
+        return base
     end = base + word(row, at.ITEMS)
     form, act, columns = word(row, at.FORMAT), word(step, at.ACT), word(row, at.COLUMNS)
     tile, silu_mul = tile_kernel(step, form), kernel_at(step, at.SILU_MUL_TILE)
@@ -234,6 +257,8 @@ def place_head(step, row, head, m, source):
 def heads_stage(step, thread, base, row):
     """The q, k and v projections: an item is a whole head, so that rope finds both halves."""
     rows = row_count(step, row)
+    if rows == 0:
+        return base
     end = base + word(row, at.ITEMS)
     form, columns = word(row, at.FORMAT), word(row, at.COLUMNS)
     tile, step_bytes = tile_kernel(step, form), 64 if form == at.F16 else 128
@@ -414,6 +439,8 @@ def run_step(step, thread):
                 base = attention_split(step, thread, base, row)
             else:
                 base = attention_whole(step, thread, base, row)
+        elif code == GATHER:
+            base = gather_stage(step, base, row)
         elif code == EMBED:
             base = embed_stage(step, base, row)
         if atomic_load(stopped) == ticket:
