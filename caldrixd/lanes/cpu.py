@@ -145,9 +145,9 @@ class CpuProgram:
 
     @property
     def settings(self) -> str:
-        """What `doctor` and the status line say of this program."""
+        """Stored formats and kernels, for the status line."""
         formats = sorted({_FORMAT_NAMES[self._weights.formats[packed]] for packed in self._lowered.packed})
-        return f"{self._threads} threads, weights {'+'.join(formats)}, numba"
+        return f"weights {'+'.join(formats)}, kernels numba"
 
     # --- state ------------------------------------------------------------------------------------
 

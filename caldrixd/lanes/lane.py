@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from caldrixd.plan.plan import Plan, Tensor
 
-Logits = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    # The daemon looks at lanes too and starts sooner without it.
+    import numpy as np
+    import numpy.typing as npt
+
+Logits: TypeAlias = "npt.NDArray[np.float32]"
 # Called with the code and the fields of a status row while a program loads.
 Report = Callable[[str, dict[str, Any]], None]
 
@@ -59,7 +61,7 @@ class Program(Protocol):
 
     @property
     def settings(self) -> str:
-        """Threads, stored formats and kernels, for the status line and `doctor`."""
+        """Stored formats and kernels, for the status line."""
 
     @property
     def size(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import reason_of
 from caldrixd.models.aliases import ALIASES
-from caldrixd.models.weights import weight_files
+from caldrixd.models.files import weight_files
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?", re.ASCII)
 

@@ -23,11 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from caldrixd.spec import Rope
+
+if TYPE_CHECKING:
+    # The daemon reads plans too and starts sooner without it.
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, Home, running_daemon, spawn
+from tests.support.daemon import ROOT, Daemon, Home, running_daemon, spawn
 
 
 def refused_start(home: Home, *arguments: str) -> tuple[int, str]:
@@ -99,3 +101,24 @@ def test_bad_arguments(home: Home, arguments: list[str], said: str) -> None:
 
 def test_version(home: Home) -> None:
     assert refused_start(home, "--version") == (0, "caldrixd 0.1.0")
+
+
+def test_it_starts_without_what_only_workers_need() -> None:
+    heavy = [
+        "numpy",
+        "numba",
+        "llvmlite",
+        "tokenizers",
+        "jinja2",
+        "gguf",
+        "huggingface_hub",
+        "safetensors",
+        "PIL",
+    ]
+    code = f"import sys, caldrixd.daemon; print([name for name in {heavy} if name in sys.modules])"
+    paths = os.pathsep.join(str(ROOT / part) for part in ("protocol", "kernels", "."))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

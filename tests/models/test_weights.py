@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
-from caldrixd.models import gate, weights
+from caldrixd.models import files, gate, weights
 from tests.models.conftest import ModelDirectory
 from tests.support.models import tiny
 
@@ -67,7 +67,7 @@ def test_the_single_file_wins_over_index_and_strays(model: ModelDirectory) -> No
     model.write_weights()
     model.write("stray.safetensors", b"garbage")
     write_index(model, {"x": "missing.safetensors"})
-    assert weights.weight_files(model.path) == ("model.safetensors",)
+    assert files.weight_files(model.path) == ("model.safetensors",)
     check(model)
 
 
