@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from caldrix_kernels.rope.reference import cos_sin, inverse_frequencies
 from caldrix_kernels.step import layout as at
@@ -21,6 +20,7 @@ from caldrixd.lanes.lowering import (
     ROPE,
     lower,
 )
+from caldrixd.lanes.pool import StepPool, Words
 from caldrixd.plan.plan import Plan, Tensor
 
 name = "cpu"
@@ -29,9 +29,6 @@ MAX_ROWS = 512
 MAX_SLOTS = 256
 # Partial attention results of split steps; beyond it attention is done run by run, with the same bits.
 PARTS_BYTES = 64 << 20
-# Pauses before a waiting thread parks: on a busy machine a long spin takes the core from whoever works.
-SPIN = 300
-Words = npt.NDArray[np.int64]
 
 
 class CpuProgram:
@@ -51,14 +48,21 @@ class CpuProgram:
         from caldrix_kernels.step.numba_cpu import kernel_table
 
         self.plan = plan
-        self._publish_and_run, self._pool_thread = publish_and_run, pool_thread
         self._kernels: Words = kernel_table()
         self._lowered = lower(plan)
         self._threads = threads or default_threads()
+        self._pool = StepPool(
+            publish_and_run,
+            pool_thread,
+            scratch_bytes=at.scratch_bytes(self._lowered.head_dim, self._lowered.group),
+            private_bytes=at.round_up(at.SMALL_ROWS * self._lowered.strides.get("normed", 0), 4096),
+            threads=self._threads,
+        )
+        # Without `close` too the pool's threads end before the memory they read.
+        self._end_pool = weakref.finalize(self, self._pool.close)
         self._weights = packing.pack_weights(self._lowered, tensors, pack_panels.ctypes, default_threads())
         all_bf16 = all(self._weights.formats[packed] == at.BF16 for packed in self._lowered.packed)
         self._acts = {"f32": ACT_F32, "bf16": ACT_BF16 if HAS_BF16_DOT and all_bf16 else ACT_ROUNDED}
-        self._pool: list[threading.Thread] = []
         self._slots: dict[int, Arena] = {}
         self._lengths: dict[int, int] = {}
         self._contexts: dict[int, int] = {}
@@ -77,16 +81,10 @@ class CpuProgram:
                 self._buffers[buffer] = Arena(MAX_ROWS * stride)
         vectors = lowered.kv_heads * lowered.group * MAX_ROWS
         self._buffers[QUERIES] = Arena(vectors * lowered.strides.get(QUERIES, 0))
-        self._control = Arena(at.CONTROL_BYTES)
-        self._cancel = self._control.bytes[at.CANCEL : at.CANCEL + 8].view(np.int64)
-        self._stopped = self._control.bytes[at.STOPPED : at.STOPPED + 8].view(np.int64)
-        self._command = self._control.bytes[at.COMMAND : at.COMMAND + 8].view(np.int64)
         self._rows = np.zeros((7, MAX_ROWS), np.int64)
         self._slot_table = np.zeros(MAX_SLOTS, np.int64)
         self._parts = Arena(PARTS_BYTES)
         self._part_counts = np.zeros(at.SPLIT_ROWS * max(lowered.kv_heads, 1), np.int64)
-        self._block = np.zeros(at.STEP_WORDS, np.int64)
-        self._published = np.zeros(at.STEP_WORDS, np.int64)
         self._resize_logits(8)
         for index, name_ in enumerate(lowered.names):
             if name_ in self._buffers:
@@ -97,27 +95,16 @@ class CpuProgram:
             weight = lowered.names[row[at.WEIGHT]]
             row[at.FORMAT] = self._weights.formats.get(weight, at.FLOAT32)
             row[at.ROW_BYTES] = self._weights.row_bytes.get(weight, 0)
-        self._per_thread_memory(max(self._threads, 1))
         self._fill_block()
-
-    def _per_thread_memory(self, threads: int) -> None:
-        lowered = self._lowered
-        self._scratch_bytes = at.scratch_bytes(lowered.head_dim, lowered.group)
-        self._private_bytes = at.round_up(at.SMALL_ROWS * lowered.strides.get("normed", 0), 4096)
-        self._scratch = Arena(threads * self._scratch_bytes)
-        self._private = Arena(threads * self._private_bytes)
-        self._copies = np.zeros((threads, at.STEP_WORDS), np.int64)
 
     def _fill_block(self) -> None:
         names = ("tokens", "slots", "positions", "embeddings", "wanted", "run_rows", "run_lengths")
         row_address = {row: int(self._rows[i].ctypes.data) for i, row in enumerate(names)}
         lowered = self._lowered
         words = {
-            at.CONTROL: self._control.address,
             at.ADDRESSES: self._addresses.ctypes.data,
             at.PROGRAM: self._program.ctypes.data,
             at.END: len(self._program),
-            at.SPIN: SPIN,
             at.TOKENS: row_address["tokens"],
             at.SLOTS: row_address["slots"],
             at.POSITIONS: row_address["positions"],
@@ -127,16 +114,12 @@ class CpuProgram:
             at.RUN_LENGTHS: row_address["run_lengths"],
             at.SLOT_TABLE: self._slot_table.ctypes.data,
             at.STATE_BLOCK: lowered.state_block,
-            at.SCRATCH: self._scratch.address,
-            at.SCRATCH_BYTES: self._scratch_bytes,
-            at.PRIVATE: self._private.address,
-            at.PRIVATE_BYTES: self._private_bytes,
             at.PARTS: self._parts.address,
             at.PART_COUNTS: self._part_counts.ctypes.data,
             at.MAX_ROWS: MAX_ROWS,
             at.KERNELS: self._kernels.ctypes.data,
         }
-        self._block[list(words)] = list(words.values())
+        self._pool.block[list(words)] = list(words.values())
 
     def _resize_logits(self, rows: int) -> None:
         width = at.round_up(self.plan.vocab_size, at.PANEL)
@@ -213,22 +196,16 @@ class CpuProgram:
         self, rows: Rows, *, threads: int, dtype: str = "f32", ops: tuple[int, int] | None = None
     ) -> Logits:
         """Run the program, or the range `ops` of its stages; see lanes.lane.Program.step."""
-        threads = threads or self._threads
-        self._cancel[0] = 0
         self._fill_rows(rows)
         self._use_act(self._acts[dtype])
-        self._start_pool(threads)
-        block = self._block
-        block[at.THREADS] = threads
+        block = self._pool.block
         block[at.BEGIN], block[at.END] = ops or (0, len(self._program))
-        ticket = int(block[at.BASE]) + 1
-        self._publish_and_run(block.ctypes.data, self._published.ctypes.data)
-        if self._stopped[0] == ticket:
+        if not self._pool.run(threads or self._threads):
             raise StepCancelled
         return self._logits[: len(rows.wanted), : self.plan.vocab_size]
 
     def cancel(self) -> None:
-        self._cancel[0] = 1
+        self._pool.cancel()
 
     def _fill_rows(self, rows: Rows) -> None:
         count = len(rows.tokens)
@@ -255,7 +232,7 @@ class CpuProgram:
             self._resize_logits(len(rows.wanted))
         wanted[: len(rows.wanted)] = rows.wanted
         self._fill_runs(rows, run_rows, run_lengths)
-        self._block[at.ROWS], self._block[at.WANTED] = count, len(rows.wanted)
+        self._pool.block[at.ROWS], self._pool.block[at.WANTED] = count, len(rows.wanted)
 
     def _fill_runs(self, rows: Rows, run_rows: Words, run_lengths: Words) -> None:
         """Group rows for attention: neighbouring positions of one slot share the reading of its keys."""
@@ -267,48 +244,17 @@ class CpuProgram:
         runs = _runs(rows.slots, rows.positions, longest)
         run_rows[: len(runs)] = [first for first, _ in runs]
         run_lengths[: len(runs)] = [length for _, length in runs]
-        block = self._block
+        block = self._pool.block
         block[at.RUNS], block[at.SPLIT], block[at.BLOCKS] = len(runs), int(split), blocks
 
     def _use_act(self, act: int) -> None:
         if act != self._last_act:
             # Padding columns must be zero in the new form: half a float32 read as bfloat16 may be NaN.
-            for buffer in (*self._buffers.values(), self._private):
+            for buffer in self._buffers.values():
                 buffer.clear()
+            self._pool.clear_private()
             self._last_act = act
-        self._block[at.ACT] = act
-
-    # --- the pool ---------------------------------------------------------------------------------
-
-    def _start_pool(self, threads: int) -> None:
-        """Have at least `threads` - 1 pool threads; those beyond a step's number sleep through it."""
-        if threads <= len(self._pool) + 1:
-            return
-        if threads > len(self._copies):
-            self._end_pool()
-            self._per_thread_memory(threads)
-            self._fill_block()
-        seen = int(self._command[0])
-        for number in range(len(self._pool) + 1, threads):
-            arguments = (
-                self._published.ctypes.data,
-                self._copies[number].ctypes.data,
-                self._control.address,
-                number,
-                seen,
-            )
-            thread = threading.Thread(target=self._pool_thread, args=arguments, daemon=True)
-            thread.start()
-            self._pool.append(thread)
-
-    def _end_pool(self) -> None:
-        if self._pool:
-            self._block[at.QUIT], self._block[at.BEGIN], self._block[at.END] = 1, 0, 0
-            self._publish_and_run(self._block.ctypes.data, self._published.ctypes.data)
-            for thread in self._pool:
-                thread.join()
-            self._pool.clear()
-            self._block[at.QUIT] = 0
+        self._pool.block[at.ACT] = act
 
     def close(self) -> None:
         self._end_pool()

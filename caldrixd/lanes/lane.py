@@ -83,7 +83,8 @@ class Program(Protocol):
         """
 
     def cancel(self) -> None:
-        """Stop the running step, from any thread; without one, nothing happens."""
+        """Stop the running step, from any thread. One that comes too late may stop the next instead:
+        never lost, and harmless, since a cancelled step is run again."""
 
     def commit(self, slot: int, length: int) -> None:
         """Make positions below `length` part of the sequence."""
