@@ -52,7 +52,7 @@ def load(wanted: Load, report: Report) -> Model:
     words = tokenizer.load(directory, spec)
     turns = template.load(directory)
     checkpoint = weights.open_checkpoint(directory)
-    checkpoint.check(plan, family.ignored)
+    checkpoint.check(plan, family.ignored, architecture=spec.architecture)
     report("status/loading", {"model": directory.name, "size": checkpoint.size // 1_000_000})
     program = LANES[wanted.lane](plan, checkpoint.tensors, threads=wanted.threads, report=report)
     return Model(spec, words, turns, program, Engine(program), time.monotonic() - started)
