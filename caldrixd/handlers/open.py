@@ -104,7 +104,8 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
 def settings_of(request: Open, ready: Ready) -> str:
     """How replies on this opening are computed, for the status line."""
     threads = request.threads or default_threads()
-    return f"{threads} {'thread' if threads == 1 else 'threads'}, {ready.settings}, {request.dtype}"
+    plural = "" if threads == 1 else "s"
+    return f"{threads} thread{plural}, {ready.settings}, arithmetic {request.dtype}"
 
 
 async def _directory(resolved: ResolvedModel, request: Open, client: Client, services: Services) -> Path:

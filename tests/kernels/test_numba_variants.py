@@ -231,14 +231,11 @@ def test_attention(head_dim: int, group: int, first: int) -> None:
             group,
             first,
             scores.ctypes.data,
-            fresh.ctypes.data,
+            (fresh if block > 0 else merged).ctypes.data,
         )
         for i in range(count):
-            pair = (merged[i].ctypes.data, fresh[i].ctypes.data)
-            if block == 0:
-                attention.copy_partial(*pair, width)
-            elif first + i // group >= block * 64:
-                attention.merge_partial.ctypes(*pair, width)
+            if block > 0 and first + i // group >= block * 64:
+                attention.merge_partial.ctypes(merged[i].ctypes.data, fresh[i].ctypes.data, width)
     out = aligned((count, width))
     for i in range(count):
         attention.finish_head.ctypes(ACT_F32, merged[i].ctypes.data, width, out[i].ctypes.data, width // 16)

@@ -13,7 +13,6 @@ from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import call, kernel, routine
-from caldrix_kernels.intrinsics.memory import load_f32, store_f32
 from caldrix_kernels.step.layout import BLOCK, PANEL
 
 BLOCK_VECTORS = BLOCK // v.LANES
@@ -161,9 +160,3 @@ def attend_block(
     for column in range(0, value_width, PANEL):
         place = values + column * 4
         call(tile, (count, place, value_width * 4, scores, 256, visible, out + column * 4, stride))
-
-
-@routine("void(int64, int64, int64)")
-def copy_partial(target, source, value_width):
-    for i in range(value_width + 2):
-        store_f32(target + 4 * i, load_f32(source + 4 * i))

@@ -5,7 +5,6 @@ import numpy.typing as npt
 
 from caldrix_kernels.attention.numba_cpu import (
     attend_block,
-    copy_partial,
     finish_head,
     merge_partial,
     partial_bytes,
@@ -404,14 +403,12 @@ def attention_whole(step, thread, base, row):
         m = load_i64(word(step, at.RUN_ROWS) + 8 * run)
         count = load_i64(word(step, at.RUN_LENGTHS) + 8 * run)
         first = load_i64(word(step, at.POSITIONS) + 8 * m)
-        for block in range((first + count - 1) // BLOCK + 1):
+        attend(step, row, m, kv_head, 0, count, first, scores, merged)
+        for block in range(1, (first + count - 1) // BLOCK + 1):
             attend(step, row, m, kv_head, block, count, first, scores, fresh)
             for i in range(count * group):
                 if first + i // group >= block * BLOCK:
-                    if block == 0:
-                        copy_partial(merged + i * stride, fresh + i * stride, value_width)
-                    else:
-                        call(merge, (merged + i * stride, fresh + i * stride, value_width))
+                    call(merge, (merged + i * stride, fresh + i * stride, value_width))
         for i in range(count):
             finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores)
         finish(step, end, 1)
