@@ -59,7 +59,10 @@ def connect(
     address = find_address(environment, os.geteuid())
     ensure_directory(address)
     deadline = time.monotonic() + patience.start
-    descriptor = os.open(address.start_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(address.start_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unreachable(address.start_lock, error) from None
     try:
         while not _lock(descriptor):
             channel = _try(address, deadline)
@@ -79,6 +82,8 @@ def holder(address: Address) -> int | None:
         descriptor = os.open(address.lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unreachable(address.lock, error) from None
     try:
         if _lock(descriptor, fcntl.LOCK_SH):
             return None
@@ -143,7 +148,7 @@ def _connected(stream: socket.socket, address: Address, deadline: float) -> bool
                 raise _busy(address) from None
             time.sleep(PAUSE)
         except OSError as error:
-            raise Refused("daemon/connect", path=address.socket, reason=error.strerror) from None
+            raise _unreachable(address.socket, error) from None
         else:
             return True
 
@@ -177,7 +182,8 @@ def _spawn(environment: Mapping[str, str]) -> Popen[bytes]:
     path = _log_file(environment)
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = os.open(path, flags | os.O_NONBLOCK, 0o600)  # opening a FIFO would wait for its reader
     except OSError as error:
         raise Refused("daemon/log", path=path, reason=error.strerror) from None
     try:
@@ -200,6 +206,10 @@ def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _unreachable(path: str, error: OSError) -> Refused:
+    return Refused("daemon/connect", path=path, reason=error.strerror)
 
 
 def _busy(address: Address) -> Refused:

@@ -128,7 +128,7 @@ def _model(argument: str) -> str:
     require_text("the model argument", argument)
     if os.path.isdir(argument):
         return os.path.abspath(argument)
-    if argument.startswith(("./", "/", "~")):
+    if argument.startswith(("./", "../", "/", "~")):
         raise Refused("model/no-such-directory", path=argument)
     return argument
 

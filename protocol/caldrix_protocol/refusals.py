@@ -143,6 +143,7 @@ _TABLE: tuple[Row, ...] = (
         "the CPU lane runs on x86-64 only in this version; this machine is {machine}",
     ),
     Row("lane/cpu-numba", RUN, "the CPU lane cannot use numba: {reason}"),
+    Row("lane/cpu-cache", RUN, "the compiled kernels cannot be kept in {path}: {reason}"),
     Row("lane/unsupported-op", RUN, "the {lane} lane has no variant of the op {op} for this model"),
     Row("detail/processor", STATUS, "{level}, {count} processors"),
     Row("detail/numba", STATUS, "numba {version}"),

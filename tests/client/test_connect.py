@@ -151,6 +151,25 @@ def test_the_holder_of_the_lock_is_known_by_the_lock_not_by_the_file(home: Home)
     assert holder(home.address) is None
 
 
+@pytest.mark.parametrize("name", ["start.lock", "caldrixd.lock"])
+def test_a_lock_that_cannot_be_opened_is_refused_by_its_path(home: Home, name: str) -> None:
+    ensure_directory(home.address)
+    path = Path(home.address.directory, name)
+    path.mkdir()
+    with pytest.raises(Refused) as refused:
+        connect(home.environment, no_start)
+    path.rmdir()
+    assert refused.value.text == f"cannot reach caldrixd at {path}: Is a directory"
+
+
+def test_a_log_that_is_a_pipe_nobody_reads_is_refused(home: Home) -> None:
+    home.log.parent.mkdir(parents=True)
+    os.mkfifo(home.log)
+    with pytest.raises(Refused) as refused:
+        connect(home.environment, no_start)
+    assert refused.value.code == "daemon/log"
+
+
 def with_daemon(home: Home, source: str) -> dict[str, str]:
     """An environment in which `python -m caldrixd` runs this source instead."""
     (home.path / "caldrixd.py").write_text(source)

@@ -91,7 +91,7 @@ def test_a_directory_wins_and_travels_as_an_absolute_path(
 
 def test_a_path_that_is_no_directory_is_refused_without_the_daemon(home: Home) -> None:
     with Peer(home.address, Model()) as peer:
-        for name in ("./nope", "/nope", "~nope"):
+        for name in ("./nope", "../nope", "/nope", "~nope"):
             assert home.caldrix("run", name, "-p", "x") == (1, "", f"caldrix: {name}: no such directory\n")
     assert peer.requests == []
 

@@ -61,3 +61,46 @@ def test_the_directory_is_private(tmp_path: Path) -> None:
     directory = Path(worker_environment(tmp_path)["NUMBA_CACHE_DIR"])
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert directory.parent == tmp_path / "kernels"
+
+
+# A kernel that compiles quickly stands for the interpreter; prints the status lines and how it ended.
+COMPILE = """
+import resource, sys
+from caldrix_protocol.refusals import Refused
+from caldrixd.lanes.drivers import compiler
+compiler.INTERPRETER = "caldrix_kernels.silu_mul.numba_cpu"
+if len(sys.argv) > 1:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+try:
+    compiler.compile_kernels(lambda code, fields: print(code))
+    print(sys.modules[compiler.INTERPRETER].silu_mul_tile.cache_hits)
+except Refused as refused:
+    print(refused.code, refused.fields["reason"], sep=":")
+"""
+
+
+def compiled(cache: Path, *limit: str) -> list[str]:
+    command = [sys.executable, "-c", COMPILE, *limit]
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    fresh = ["status/compiling", "status/compiled", "0"]
+    assert compiled(tmp_path) == fresh
+    assert compiled(tmp_path) == ["1"]
+    for path in tmp_path.rglob("*.nb?"):
+        path.write_bytes(b"")
+    assert compiled(tmp_path) == fresh
+    assert compiled(tmp_path) == ["1"]
+
+
+def test_an_interrupted_compilation_is_announced_again(tmp_path: Path) -> None:
+    compiled(tmp_path)
+    (tmp_path / "complete").unlink()
+    assert compiled(tmp_path) == ["status/compiling", "status/compiled", "1"]
+
+
+def test_no_room_for_compiled_kernels(tmp_path: Path) -> None:
+    assert compiled(tmp_path, "no file over a byte") == ["status/compiling", "lane/cpu-cache:File too large"]

@@ -8,16 +8,21 @@ never found.
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
 
 import caldrix_kernels
+from caldrix_protocol.refusals import Refused
 from caldrixd.lanes.lane import Report
 
 INTERPRETER = "caldrix_kernels.step.numba_cpu"
 CPU_INFO = Path("/proc/cpuinfo")
+# A file in the cache: everything has been compiled into it.
+COMPLETE = "complete"
 
 
 def source_digest(directory: Path, cpu: str) -> str:
@@ -60,16 +65,39 @@ def worker_environment(cache_directory: Path) -> dict[str, str]:
 def compile_kernels(report: Report) -> None:
     """Import the interpreter: from the cache in half a second, else compiled, with status lines.
 
-    ImportError when numba is missing.
+    The cache is that of `worker_environment`; what is damaged in it is compiled again. ImportError
+    when numba is missing, Refused "lane/cpu-cache" when there is no room for compiled kernels.
     """
     if INTERPRETER in sys.modules:
         return
-    config = import_module("numba").config
-    cache = Path(config.CACHE_DIR) if config.CACHE_DIR else None
-    cold = cache is None or next(cache.rglob("*.nbi"), None) is None
+    cache = Path(import_module("numba").config.CACHE_DIR)
+    try:
+        try:
+            _import_interpreter(cache, report)
+        except OSError:
+            raise
+        except Exception as error:  # unpickling damaged files may raise anything
+            logging.warning("the compiled kernels in %s are damaged: %s", cache, type(error).__name__)
+            _empty(cache)
+            _import_interpreter(cache, report)
+    except OSError as error:
+        raise Refused("lane/cpu-cache", path=cache, reason=error.strerror) from None
+
+
+def _import_interpreter(cache: Path, report: Report) -> None:
+    complete = cache / COMPLETE
+    if complete.exists():
+        import_module(INTERPRETER)
+        return
     started = time.monotonic()
-    if cold:
-        report("status/compiling", {})
+    report("status/compiling", {})
     import_module(INTERPRETER)
-    if cold:
-        report("status/compiled", {"seconds": round(time.monotonic() - started, 1)})
+    report("status/compiled", {"seconds": round(time.monotonic() - started, 1)})
+    with suppress(OSError):
+        complete.touch()
+
+
+def _empty(cache: Path) -> None:
+    """Forget what was compiled, but leave the unfinished files of another worker alone."""
+    for path in (cache / COMPLETE, *cache.rglob("*.nbi"), *cache.rglob("*.nbc")):
+        path.unlink(missing_ok=True)
