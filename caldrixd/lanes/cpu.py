@@ -240,7 +240,7 @@ class CpuProgram:
         blocks = max(rows.positions) // at.BLOCK + 1
         parts = count * lowered.kv_heads * blocks * lowered.group * at.partial_bytes(lowered.head_dim)
         split = count <= at.SPLIT_ROWS and parts <= PARTS_BYTES
-        longest = 1 if split else max(1, at.TILE_ROWS // lowered.group)
+        longest = 1 if split else max(1, at.RUN_QUERIES // lowered.group)
         runs = _runs(rows.slots, rows.positions, longest)
         run_rows[: len(runs)] = [first for first, _ in runs]
         run_lengths[: len(runs)] = [length for _, length in runs]

@@ -220,6 +220,7 @@ def test_attention(head_dim: int, group: int, first: int) -> None:
     for block in range((first + rows - 1) // 64 + 1):
         attention.attend_block.ctypes(
             linear.tile_f32.address,
+            linear.tile_f32_wide.address,
             keys[2 * block].ctypes.data,
             values[64 * block].ctypes.data,
             head_dim,
@@ -233,9 +234,10 @@ def test_attention(head_dim: int, group: int, first: int) -> None:
             scores.ctypes.data,
             (fresh if block > 0 else merged).ctypes.data,
         )
-        for i in range(count):
-            if block > 0 and first + i // group >= block * 64:
-                attention.merge_partial.ctypes(merged[i].ctypes.data, fresh[i].ctypes.data, width)
+        skipped = max(0, block * 64 - first) * group
+        if block > 0:
+            pair = (merged[skipped].ctypes.data, fresh[skipped].ctypes.data)
+            attention.merge_partials.ctypes(*pair, width, stride, count - skipped)
     out = aligned((count, width))
     for i in range(count):
         attention.finish_head.ctypes(ACT_F32, merged[i].ctypes.data, width, out[i].ctypes.data, width // 16)

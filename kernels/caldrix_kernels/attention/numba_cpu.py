@@ -18,40 +18,71 @@ from caldrix_kernels.step.layout import BLOCK, PANEL
 BLOCK_VECTORS = BLOCK // v.LANES
 
 
+def _softmax(builder, vectors):
+    """Softmax of several (scores, valid, max address) at once: one alone is a long chain of latencies."""
+    kept, masked = [], []
+    minus_infinity = ir.Constant(v.VF, [float("-inf")] * v.LANES)
+    for scores, valid, _ in vectors:
+        limit = v.broadcast(builder, builder.trunc(valid, v.I32), v.VI)
+        numbers = [
+            ir.Constant(v.VI, list(range(v.LANES * i, v.LANES * (i + 1)))) for i in range(BLOCK_VECTORS)
+        ]
+        keep = [builder.icmp_signed("<", number, limit) for number in numbers]
+        parts = [v.load(builder, v.offset(builder, scores, 64 * i), v.VF) for i in range(BLOCK_VECTORS)]
+        kept.append(keep)
+        masked.append([builder.select(k, part, minus_infinity) for k, part in zip(keep, parts, strict=True)])
+
+    def folded(parts, combine):
+        return combine(combine(parts[0], parts[1]), combine(parts[2], parts[3]))
+
+    tops = [folded(parts, lambda a, b: v.maximum(builder, a, b)) for parts in masked]
+    tops = [v.reduce(builder, top, lambda a, b: v.maximum(builder, a, b)) for top in tops]
+    weights = []
+    for keep, parts, top in zip(kept, masked, tops, strict=True):
+        top_lanes = v.broadcast(builder, top, v.VF)
+        powers = [v.exp(builder, builder.fsub(part, top_lanes)) for part in parts]
+        weights.append([builder.select(k, p, v.lanes(0.0)) for k, p in zip(keep, powers, strict=True)])
+    sums = [v.reduce(builder, folded(parts, builder.fadd), builder.fadd) for parts in weights]
+    for (scores, _, max_at), parts, top, total in zip(vectors, weights, tops, sums, strict=True):
+        for i, part in enumerate(parts):
+            v.store(builder, part, v.offset(builder, scores, 64 * i))
+        v.store(builder, top, max_at)
+        v.store(builder, total, v.offset(builder, max_at, 4))
+
+
 @intrinsic
-def softmax_block(typing, scores, valid, maximum, total):
-    """scores[0:64] -> exp(score - max), zero from `valid` on; writes the max and the sum (float32)."""
+def softmax_block(typing, scores, valid, max_at):
+    """scores[0:64] -> exp(score - max), zero from `valid` on; max and sum (float32) go to `max_at`."""
 
     def codegen(context, builder, signature, arguments):
-        scores, valid, max_at, sum_at = arguments
-        limit = v.broadcast(builder, builder.trunc(valid, v.I32), v.VI)
-        minus_infinity = ir.Constant(v.VF, [float("-inf")] * v.LANES)
-        masked = []
-        for i in range(BLOCK_VECTORS):
-            lane_numbers = ir.Constant(v.VI, list(range(v.LANES * i, v.LANES * (i + 1))))
-            keep = builder.icmp_signed("<", lane_numbers, limit)
-            value = v.load(builder, v.offset(builder, scores, 64 * i), v.VF)
-            masked.append((keep, builder.select(keep, value, minus_infinity)))
-        low, high = (v.maximum(builder, masked[i][1], masked[i + 1][1]) for i in (0, 2))
-        top = v.reduce(builder, v.maximum(builder, low, high), lambda a, b: v.maximum(builder, a, b))
-        top_lanes = v.broadcast(builder, top, v.VF)
-        weights = []
-        for i, (keep, value) in enumerate(masked):
-            weight = v.exp(builder, builder.fsub(value, top_lanes))
-            weight = builder.select(keep, weight, v.lanes(0.0))
-            weights.append(weight)
-            v.store(builder, weight, v.offset(builder, scores, 64 * i))
-        low, high = (builder.fadd(weights[i], weights[i + 1]) for i in (0, 2))
-        v.store(builder, top, max_at)
-        v.store(builder, v.reduce(builder, builder.fadd(low, high), builder.fadd), sum_at)
+        _softmax(builder, [tuple(arguments)])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def softmax_blocks(typing, scores, valid, max_at, stride):
+    """Four of them: `valid` is a tuple, scores lie 256 bytes apart, the maxima `stride` bytes."""
+
+    def codegen(context, builder, signature, arguments):
+        scores, valid, max_at, stride = arguments
+        vectors = [
+            (
+                v.offset(builder, scores, 256 * i),
+                builder.extract_value(valid, i),
+                builder.add(max_at, builder.mul(v.const(i), stride)),
+            )
+            for i in range(4)
+        ]
+        _softmax(builder, vectors)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, 4), types.int64, types.int64), codegen
 
 
 @intrinsic
 def _merge(typing, run, block, width):
-
     def codegen(context, builder, signature, arguments):
         run, block, width = arguments
         at_max = builder.shl(width, v.const(2))
@@ -62,11 +93,16 @@ def _merge(typing, run, block, width):
 
         run_max, block_max = scalar(run, at_max), scalar(block, at_max)
         run_sum, block_sum = scalar(run, at_sum), scalar(block, at_sum)
-        top = v.maximum(builder, run_max, block_max)
-        run_scale = v.exp(builder, builder.fsub(run_max, top))
-        block_scale = v.exp(builder, builder.fsub(block_max, top))
+        # The larger of the two keeps its scale: exp(0) is exactly 1.
+        rise = builder.fsub(block_max, run_max)
+        rises = builder.fcmp_ordered(">", rise, v.lanes(0.0))
+        fall = builder.select(rises, builder.fsub(v.lanes(-0.0), rise), rise)
+        decay = v.exp(builder, fall)
+        run_scale = builder.select(rises, decay, v.lanes(1.0))
+        block_scale = builder.select(rises, v.lanes(1.0), decay)
         total = v.fma(builder, block_sum, block_scale, builder.fmul(run_sum, run_scale))
         zero = ir.Constant(v.I32, 0)
+        top = v.maximum(builder, run_max, block_max)
         v.store(builder, builder.extract_element(top, zero), builder.add(run, at_max))
         v.store(builder, builder.extract_element(total, zero), builder.add(run, at_sum))
 
@@ -74,11 +110,8 @@ def _merge(typing, run, block, width):
             at = builder.mul(index, v.const(64))
             place = builder.add(run, at)
             value = builder.fmul(v.load(builder, place, v.VF), run_scale)
-            v.store(
-                builder,
-                v.fma(builder, v.load(builder, builder.add(block, at), v.VF), block_scale, value),
-                place,
-            )
+            other = v.load(builder, builder.add(block, at), v.VF)
+            v.store(builder, v.fma(builder, other, block_scale, value), place)
 
         v.counted_loop(builder, builder.lshr(width, v.const(4)), body)
         return context.get_dummy_value()
@@ -86,10 +119,11 @@ def _merge(typing, run, block, width):
     return types.void(*[types.int64] * 3), codegen
 
 
-@kernel(3)
-def merge_partial(run, block, width):
-    """Merge the partial `block` into `run`; both {acc[width], max, sum}, width a multiple of 16."""
-    _merge(run, block, width)
+@kernel(5)
+def merge_partials(run, block, width, stride, count):
+    """Merge `count` partials at `block` into those at `run`, all {acc[width], max, sum}, `stride` bytes apart."""
+    for i in range(count):
+        _merge(run + i * stride, block + i * stride, width)
 
 
 def _make_finish(act):
@@ -136,27 +170,56 @@ def partial_bytes(value_width):
     return value_width * 4 + 64
 
 
-@kernel(13)
+@kernel(14)
 def attend_block(
-    tile, keys, values, head_dim, value_width, block, queries, query_stride, rows, group, first, scores, out
+    tile,
+    tile_wide,
+    keys,
+    values,
+    head_dim,
+    value_width,
+    block,
+    queries,
+    query_stride,
+    rows,
+    group,
+    first,
+    scores,
+    out,
 ):
     """Partials of `rows` neighbouring positions (from `first`) times `group` query heads over one block.
 
     queries: float32[rows * group][head_dim]; scores: scratch float32[rows * group][64];
-    out: partials[rows * group]; tile: address of linear's tile_f32. Rows whose position lies before
-    the block get a sum of zero.
+    out: partials[rows * group]; tile, tile_wide: addresses of linear's float32 tiles. Rows whose
+    position lies before the block get a sum of zero.
     """
     count = rows * group
-    visible = min(BLOCK, first + rows - block * BLOCK)
+    start = block * BLOCK
+    visible = min(BLOCK, first + rows - start)
     half = PANEL * head_dim * 4
     call(tile, (count, keys, 128, queries, query_stride, head_dim, scores, 256))
     if visible > PANEL:
         call(tile, (count, keys + half, 128, queries, query_stride, head_dim, scores + 128, 256))
     stride = partial_bytes(value_width)
-    for i in range(count):
-        valid = min(BLOCK, first + i // group + 1 - block * BLOCK)
-        at_max = out + i * stride + value_width * 4
-        softmax_block(scores + i * 256, valid, at_max, at_max + 4)
-    for column in range(0, value_width, PANEL):
+    maxima = out + value_width * 4
+    i = 0
+    while i + 4 <= count:
+        valid = (
+            min(BLOCK, first + i // group + 1 - start),
+            min(BLOCK, first + (i + 1) // group + 1 - start),
+            min(BLOCK, first + (i + 2) // group + 1 - start),
+            min(BLOCK, first + (i + 3) // group + 1 - start),
+        )
+        softmax_blocks(scores + i * 256, valid, maxima + i * stride, stride)
+        i += 4
+    while i < count:
+        softmax_block(scores + i * 256, min(BLOCK, first + i // group + 1 - start), maxima + i * stride)
+        i += 1
+    column = 0
+    while column + 2 * PANEL <= value_width:
+        place = values + column * 4
+        call(tile_wide, (count, place, value_width * 4, scores, 256, visible, out + column * 4, stride))
+        column += 2 * PANEL
+    if column < value_width:
         place = values + column * 4
         call(tile, (count, place, value_width * 4, scores, 256, visible, out + column * 4, stride))

@@ -38,7 +38,7 @@ HAS_BF16_DOT = WIDE and _host_has("avx512bf16")
 
 def _bf16_step(builder, weights, count):
     """The two k of a lane, widened: bfloat16 is the high half of float32."""
-    words = [v.load(builder, v.offset(builder, weights, 64 * i), v.VI, 64) for i in range(2)]
+    words = [v.load(builder, v.offset(builder, weights, 64 * i), v.VI, 64) for i in range(count)]
     low = [builder.bitcast(builder.shl(word, v.int_lanes(16)), v.VF) for word in words]
     high = [builder.bitcast(builder.and_(word, v.int_lanes(0xFFFF0000)), v.VF) for word in words]
     return [(low, 0), (high, 4)]
@@ -49,7 +49,7 @@ def _f16_step(builder, weights, count):
         (
             [
                 builder.fpext(v.load(builder, v.offset(builder, weights, 32 * i), v.VF16, 32), v.VF)
-                for i in range(2)
+                for i in range(count)
             ],
             0,
         )
@@ -57,16 +57,16 @@ def _f16_step(builder, weights, count):
 
 
 def _f32_step(builder, weights, count):
-    return [([v.load(builder, v.offset(builder, weights, 64 * i), v.VF, 4) for i in range(2)], 0)]
+    return [([v.load(builder, v.offset(builder, weights, 64 * i), v.VF, 4) for i in range(count)], 0)]
 
 
 # format -> (columns a loop step takes, emitter of the step's widened weight vectors with x offsets)
 _STEPS = {"bf16": (2, _bf16_step), "f16": (1, _f16_step), "f32": (1, _f32_step)}
 
 
-def make_panel(rows, form, unroll=1):
+def make_panel(rows, form, unroll=1, vectors=2):
     """An intrinsic panel(w, w_stride, x, x_stride, columns, out, out_stride), strides in bytes:
-    out[m, 0:32] = sum over k of x[m, k] * w[k, 0:32] for m < rows.
+    out[m, 0:16 * vectors] = sum over k of x[m, k] * w[k, 0:16 * vectors] for m < rows.
 
     `w_stride` is the distance of loop steps. x is float32; for form "dot" x and w are bfloat16 and
     the instruction adds two products at a time (rounded differently: `--dtype bf16` only).
@@ -92,11 +92,11 @@ def make_panel(rows, form, unroll=1):
 
             zero = v.lanes(0.0)
             steps = builder.udiv(columns, v.const(per_step * unroll))
-            result = v.counted_loop(builder, steps, body, [w, *[zero] * (2 * rows)])[1:]
+            result = v.counted_loop(builder, steps, body, [w, *[zero] * (vectors * rows)])[1:]
             for m in range(rows):
                 row = builder.add(out, builder.mul(v.const(m), out_stride))
-                for i in range(2):
-                    v.store(builder, result[2 * m + i], v.offset(builder, row, 64 * i))
+                for i in range(vectors):
+                    v.store(builder, result[vectors * m + i], v.offset(builder, row, 64 * i))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7), codegen
@@ -106,12 +106,13 @@ def make_panel(rows, form, unroll=1):
 
 def _fma_step(builder, form, weights, inputs, x_offset, accumulators):
     accumulators = list(accumulators)
-    for vectors, byte in _STEPS[form][1](builder, weights, len(inputs)):
+    count = len(accumulators) // len(inputs)
+    for vectors, byte in _STEPS[form][1](builder, weights, count):
         for m, row in enumerate(inputs):
             value = v.load(builder, builder.add(row, v.offset(builder, x_offset, byte)), v.F32)
             value = v.broadcast(builder, value, v.VF)
-            for i in range(2):
-                accumulators[2 * m + i] = v.fma(builder, vectors[i], value, accumulators[2 * m + i])
+            for i in range(count):
+                accumulators[count * m + i] = v.fma(builder, vectors[i], value, accumulators[count * m + i])
     return accumulators
 
 
@@ -133,6 +134,8 @@ _bf16_4, _bf16_8, _bf16_12 = make_panel(4, "bf16"), make_panel(8, "bf16"), make_
 _dot_1, _dot_4, _dot_12 = make_panel(1, "dot", unroll=2), make_panel(4, "dot"), make_panel(12, "dot")
 _f16_1, _f16_3, _f16_4, _f16_12 = (make_panel(rows, "f16") for rows in (1, 3, 4, 12))
 _f32_1, _f32_2, _f32_3, _f32_4, _f32_8, _f32_12 = (make_panel(rows, "f32") for rows in (1, 2, 3, 4, 8, 12))
+
+_wide_1, _wide_2, _wide_3, _wide_6 = (make_panel(rows, "f32", vectors=4) for rows in (1, 2, 3, 6))
 
 # The tiles meet any row count greedily: sixteen 256-bit registers hold three rows of accumulators,
 # thirty-two 512-bit ones twelve. A row's own arithmetic does not depend on the split.
@@ -209,6 +212,24 @@ def tile_f32(rows, w, step, x, x_stride, columns, out, out_stride):
         _f32_2(w, step, x, x_stride, columns, out, out_stride)
     elif rows == 1:
         _f32_1(w, step, x, x_stride, columns, out, out_stride)
+
+
+@kernel(8)
+def tile_f32_wide(rows, w, step, x, x_stride, columns, out, out_stride):
+    """64 outputs a row instead of 32: a row of values is read whole, in one stream."""
+    if WIDE:
+        while rows >= 6:
+            _wide_6(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 6 * x_stride, out + 6 * out_stride, rows - 6
+        while rows >= 3:
+            _wide_3(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 3 * x_stride, out + 3 * out_stride, rows - 3
+        if rows == 2:
+            _wide_2(w, step, x, x_stride, columns, out, out_stride)
+            return
+    while rows >= 1:
+        _wide_1(w, step, x, x_stride, columns, out, out_stride)
+        x, out, rows = x + x_stride, out + out_stride, rows - 1
 
 
 @routine("int64(int64, int64)")

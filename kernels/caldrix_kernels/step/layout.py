@@ -63,14 +63,15 @@ CONTROL_BYTES = 1024
     TILE_F16,
     TILE_F32,
     TILE_DOT,
+    TILE_F32_WIDE,
     NORM_ROW,
     ROTATE,
     SILU_MUL_TILE,
     ATTEND_BLOCK,
-    MERGE_PARTIAL,
+    MERGE_PARTIALS,
     FINISH_HEAD,
     RUN_STEP,
-) = range(11)
+) = range(12)
 
 # --- ops --------------------------------------------------------------------------------------------
 EMBED, NORM, LINEAR, HEADS, ATTENTION, GATHER = range(6)
@@ -116,7 +117,8 @@ FORMAT_BYTES = {BF16: 2, F16: 2, FLOAT32: 4}
 
 # --- geometry -----------------------------------------------------------------------------------------
 PANEL = 32  # output rows of a weight panel
-TILE_ROWS = 12  # most input rows (or queries) that meet a panel at once
+TILE_ROWS = 12  # most input rows that meet a panel at once
+RUN_QUERIES = 24  # queries that share the reading of a block of keys and values, unless a group has more
 BLOCK = 64  # positions of an attention block
 SMALL_ROWS = 8  # up to this many rows every thread norms for itself instead of meeting at a barrier
 SPLIT_ROWS = 16  # up to this many rows attention is split over blocks
@@ -143,6 +145,6 @@ def state_bytes(kv_heads: int, head_dim: int) -> int:
 
 def scratch_bytes(head_dim: int, group: int) -> int:
     """Scratch memory of one thread: a tile of head rows, or scores and two sets of partials."""
-    vectors = max(TILE_ROWS, group)
+    vectors = max(RUN_QUERIES, group)
     heads = TILE_ROWS * round_up(head_dim, PANEL) * 4
     return round_up(max(heads, vectors * (BLOCK * 4 + 2 * partial_bytes(head_dim))) + 4096, 4096)

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from caldrix_kernels.attention.numba_cpu import (
     attend_block,
     finish_head,
-    merge_partial,
+    merge_partials,
     partial_bytes,
 )
 from caldrix_kernels.embed.numba_cpu import embed_panelled, embed_row_major
@@ -34,6 +34,7 @@ from caldrix_kernels.linear.numba_cpu import (
     tile_dot,
     tile_f16,
     tile_f32,
+    tile_f32_wide,
 )
 from caldrix_kernels.rmsnorm.numba_cpu import norm_row
 from caldrix_kernels.rope.numba_cpu import rotate, scale_into
@@ -59,6 +60,7 @@ from caldrix_kernels.step.layout import (
     LINEAR,
     NORM,
     PANEL,
+    RUN_QUERIES,
     SILU_MUL,
     SMALL_ROWS,
     STOPPED,
@@ -329,6 +331,7 @@ def attend(step, row, m, kv_head, block, count, first, scores, out):
         kernel_at(step, at.ATTEND_BLOCK),
         (
             kernel_at(step, at.TILE_F32),
+            kernel_at(step, at.TILE_F32_WIDE),
             keys,
             values,
             head_dim,
@@ -355,7 +358,7 @@ def attention_split(step, thread, base, row):
     blocks, lines = word(step, at.BLOCKS), word(step, at.RUNS) * kv_heads
     end = base + blocks * lines
     scores = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
-    merge = kernel_at(step, at.MERGE_PARTIAL)
+    merge = kernel_at(step, at.MERGE_PARTIALS)
     while True:
         item = claim(step, base, end, 1, ONE_BY_ONE)
         if item < 0:
@@ -371,9 +374,8 @@ def attention_split(step, thread, base, row):
             if atomic_add(counter, 1) == own_blocks - 1:
                 atomic_store(counter, 0)
                 for other in range(1, own_blocks):
-                    for i in range(group):
-                        part = partials + (other * group + i) * stride
-                        call(merge, (partials + i * stride, part, value_width))
+                    part = partials + other * group * stride
+                    call(merge, (partials, part, value_width, stride, group))
                 finish_row(step, row, m, kv_head, partials, scores)
         finish(step, end, 1)
     wait_finished(step, end)
@@ -390,8 +392,8 @@ def attention_whole(step, thread, base, row):
     runs = word(step, at.RUNS)
     end = base + runs * kv_heads
     scores = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
-    merge = kernel_at(step, at.MERGE_PARTIAL)
-    vectors = max(TILE_ROWS, group)
+    merge = kernel_at(step, at.MERGE_PARTIALS)
+    vectors = max(RUN_QUERIES, group)
     fresh = scores + vectors * BLOCK * 4
     merged = fresh + vectors * stride
     while True:
@@ -406,9 +408,10 @@ def attention_whole(step, thread, base, row):
         attend(step, row, m, kv_head, 0, count, first, scores, merged)
         for block in range(1, (first + count - 1) // BLOCK + 1):
             attend(step, row, m, kv_head, block, count, first, scores, fresh)
-            for i in range(count * group):
-                if first + i // group >= block * BLOCK:
-                    call(merge, (merged + i * stride, fresh + i * stride, value_width))
+            # Rows before the block, at the start of a run, have no part in it.
+            skipped = max(0, block * BLOCK - first) * group
+            near, far = merged + skipped * stride, fresh + skipped * stride
+            call(merge, (near, far, value_width, stride, count * group - skipped))
         for i in range(count):
             finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores)
         finish(step, end, 1)
@@ -455,11 +458,12 @@ def kernel_table() -> npt.NDArray[np.int64]:
         at.TILE_F16: tile_f16,
         at.TILE_F32: tile_f32,
         at.TILE_DOT: tile_dot,
+        at.TILE_F32_WIDE: tile_f32_wide,
         at.NORM_ROW: norm_row,
         at.ROTATE: rotate,
         at.SILU_MUL_TILE: silu_mul_tile,
         at.ATTEND_BLOCK: attend_block,
-        at.MERGE_PARTIAL: merge_partial,
+        at.MERGE_PARTIALS: merge_partials,
         at.FINISH_HEAD: finish_head,
         at.RUN_STEP: run_step,
     }
