@@ -121,7 +121,7 @@ def _merge(typing, run, block, width):
 
 @kernel(5)
 def merge_partials(run, block, width, stride, count):
-    """Merge `count` partials at `block` into those at `run`, all {acc[width], max, sum}, `stride` bytes apart."""
+    """Merge `count` partials at `block` into those at `run`: {acc[width], max, sum}, `stride` bytes apart."""
     for i in range(count):
         _merge(run + i * stride, block + i * stride, width)
 
