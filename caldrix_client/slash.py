@@ -7,6 +7,7 @@ from typing import NamedTuple
 from caldrix_protocol.refusals import Refused
 
 HELP = """\
+the commands of a chat
 /reset  clear the conversation
 /help   show this list
 A message that begins with / needs a space before it.

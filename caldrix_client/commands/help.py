@@ -19,8 +19,6 @@ caldrix runs language models on your own machine.
 
 <model> is a directory with config.json, tokenizer.json and *.safetensors, or `demo`. It comes first; flags
 follow it, as `--flag value` or `--flag=value`. The answer goes to stdout, everything else to stderr.
-
-Flags of caldrix run:
 """
 CHAT = """
 In a chat, /reset clears the conversation, /help lists the commands, Ctrl-C stops an answer, and Ctrl-C or
@@ -29,12 +27,19 @@ Ctrl-D at the prompt ends the chat.
 Exit status: 0 answered; 1 refused or failed, with the reason on stderr; 2 a mistake in the command line;
 130 interrupted with Ctrl-C."""
 INDENT = 6
+# Title -> the command whose records follow it.
+FLAGS = {"caldrix run": "run", "caldrix stop": "stop", "caldrixd, the daemon": "caldrixd"}
 
 
 def execute(context: Context) -> int:
-    flags = [_entry(option) for option in options_of("run") if option.refused is None]
-    context.terminal.result(USAGE + "\n".join(flags) + "\n" + CHAT)
+    lists = [_list(title, command) for title, command in FLAGS.items()]
+    context.terminal.result("\n".join((USAGE, *lists)) + CHAT)
     return 0
+
+
+def _list(title: str, command: str) -> str:
+    flags = [_entry(option) for option in options_of(command) if option.refused is None]
+    return "\n".join((f"Flags of {title}:", *flags)) + "\n"
 
 
 def _entry(option: Option) -> str:

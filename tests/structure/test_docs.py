@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from caldrix_protocol.options import documentation, refused_documentation
+from caldrixd.architectures import FAMILIES
 from tests.structure.source import PACKAGES, ROOT
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "protocol/SPEC.md"])
@@ -58,6 +59,11 @@ def test_flag_tables_are_the_records(command: str) -> None:
 
 def test_the_table_of_refused_flags_is_the_records() -> None:
     assert f"|---|---|\n{refused_documentation('run')}\n\n" in page("docs/run.md")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/run.md"])
+def test_the_architectures_are_the_families(name: str) -> None:
+    assert set(re.findall(r"\b\w+ForCausalLM\b", page(name))) == FAMILIES.keys()
 
 
 def blocks(path: Path) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import string
 
 from caldrix_protocol.refusals import ROWS, STATUS
 from tests.structure.source import ROOT, modules
@@ -9,6 +10,8 @@ from tests.structure.source import ROOT, modules
 CODE = re.compile(r"[a-z]+/[a-z0-9-]+")
 # Rows that keep their words for a part that does not exist yet.
 FOR_LATER = {"lane/metal-no-device"}
+# What makes a sentence of a row: its code first, then its fields by name.
+FILLERS = {"Refused", "sentence", "_status"}
 
 
 def codes_in_the_code() -> set[str]:
@@ -41,6 +44,25 @@ def test_every_code_in_the_code_is_a_row() -> None:
 
 def test_every_row_is_used() -> None:
     assert ROWS.keys() - codes_in_the_code() == FOR_LATER
+
+
+def blanks(text: str) -> set[str]:
+    """The names of the fields in a row's text."""
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def test_every_row_is_given_its_fields() -> None:
+    """A row with an empty field would be an internal error in place of a sentence."""
+    faults = [
+        f"{module.name}:{call.lineno} {code} lacks {', '.join(sorted(lacking))}"
+        for module in modules()
+        for name, call in module.calls()
+        if name in FILLERS and all(keyword.arg for keyword in call.keywords)
+        for code in [getattr(call.args[0], "value", None)]
+        if code in ROWS
+        if (lacking := blanks(ROWS[code].text) - {keyword.arg for keyword in call.keywords})
+    ]
+    assert faults == []
 
 
 def test_every_row_is_quoted_once_and_every_quote_is_a_row() -> None:

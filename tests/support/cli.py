@@ -164,10 +164,13 @@ class Screen:
         Python's readline notices a signal that comes between a key and its next wait only with another key.
         Nobody types that fast, but this does.
         """
+        deadline = time.monotonic() + SECONDS
         while "\n" not in self.shown[self._read :]:
             self.press(key)
-            if select.select([self._keys], [], [], 1.0)[0]:
+            if self._readable(1.0):
                 self._more(0.0)
+            elif time.monotonic() > deadline:
+                raise AssertionError(f"{key!r} does nothing after {self.shown[self._read :]!r}")
 
     def end(self) -> int:
         """Wait for the end of the command; its exit status."""
@@ -183,10 +186,16 @@ class Screen:
             os.close(self.terminal)
             self.terminal = -1
 
+    def _readable(self, seconds: float) -> bool:
+        return bool(select.select([self._keys], [], [], seconds)[0])
+
     def _more(self, deadline: float) -> bool:
         """Read what is shown next; False once nobody can show anything any more."""
-        if not select.select([self._keys], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise AssertionError(f"nothing after {self.shown[self._read :]!r}")
+        while not self._readable(0.2):
+            if self.process.poll() is not None and not self._readable(0.0):
+                return False
+            if time.monotonic() > deadline:
+                raise AssertionError(f"nothing after {self.shown[self._read :]!r}")
         try:
             data = os.read(self._keys, 1 << 16)
         except OSError:  # EIO: the last process with this terminal has gone
