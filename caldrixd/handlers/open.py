@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -135,15 +136,32 @@ async def _in_thread(function: Callable[[Unpack[Arguments]], Result], *arguments
 
 def _inspect(directory: Path, lane: str) -> Found:
     """Look at a model directory, but not into its weights. Refused for what is unusable."""
+    try:
+        return _found(directory, lane)
+    except OSError as error:
+        raise Refused("model/not-readable", path=error.filename or directory, reason=error.strerror) from None
+
+
+def _found(directory: Path, lane: str) -> Found:
     check_files(directory)
     spec = gate.read_spec(directory)
     weights = [(directory / name).stat() for name in weight_files(directory)]
     return Found(
-        key=Key(os.path.realpath(directory), _identity(directory), lane),
+        key=Key(_real_path(directory), _identity(directory), lane),
         spec=spec,
         plan=FAMILIES[spec.architecture].build(spec),
         weight_bytes=sum(found.st_size for found in weights),
     )
+
+
+def _real_path(directory: Path) -> str:
+    """The path without links. OSError if no message can carry it to a worker."""
+    path = os.path.realpath(directory)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise OSError(errno.EILSEQ, "its path is not valid UTF-8", path) from None
+    return path
 
 
 def _identity(directory: Path) -> tuple[tuple[str, int, int, int], ...]:

@@ -127,6 +127,22 @@ def test_files_that_cannot_be_used_are_refused(
     assert daemon.home.log.count("incident") == 0
 
 
+def test_links_that_lead_nowhere_or_to_no_text_are_refused(shared: Daemon, tmp_path: Path) -> None:
+    """A cache of the hub that lost its blobs is full of such links."""
+    dangling, odd, link = tmp_path / "dangling", tmp_path / os.fsdecode(b"odd\xff"), tmp_path / "link"
+    for model in (dangling, odd):
+        shutil.copytree(tiny("tiny-llama"), model)
+    (dangling / "model.safetensors").unlink()
+    (dangling / "model.safetensors").symlink_to("nowhere")
+    link.symlink_to(odd)
+    with shared.caller() as caller:
+        found = [caller.ask(Open(str(model), {}))[-1] for model in (dangling, link)]
+    assert [refused.text for refused in found] == [
+        f"caldrixd cannot read {dangling}/model.safetensors: No such file or directory",
+        f"caldrixd cannot read {tmp_path}/odd\\udcff: its path is not valid UTF-8",
+    ]
+
+
 def test_a_file_name_that_is_no_text_is_refused_all_the_same(daemon: Daemon, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny("tiny-llama"), model)
