@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,5 +108,7 @@ def _open(path: Path) -> tuple[dict[str, Entry], npt.NDArray[np.uint8]]:
             start, entries = read_header(file, path.name, size)
             mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     except OSError as error:
+        if error.errno == errno.ENOMEM:  # no room to map a file says nothing about the file
+            raise MemoryError from None
         raise Refused("weights/header", file=path.name, reason=reason_of(error)) from None
     return entries, np.frombuffer(mapped, np.uint8)[start:]

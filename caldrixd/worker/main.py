@@ -6,6 +6,7 @@ a thread of its own, since a chat template may take long. The main thread loads,
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -46,7 +47,7 @@ def serve(sock: socket.socket) -> int:
 
 def refusal_for(error: BaseException, wanted: Load) -> Refusal:
     """What a user reads of any exception."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         error = Refused("worker/out-of-memory", model=os.path.basename(wanted.directory))
     if isinstance(error, Refused):
         return as_refusal(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -142,7 +143,8 @@ def test_a_panic_in_the_prompt_ends_its_reply_alone(model: Model, monkeypatch: p
 
 
 def test_what_a_user_reads_of_an_exception() -> None:
-    assert refusal_for(MemoryError(), LOAD).code == "worker/out-of-memory"
+    for error in (MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
+        assert refusal_for(error, LOAD).code == "worker/out-of-memory"
     assert refusal_for(Refused("message/empty"), LOAD).code == "message/empty"
     assert refusal_for(Panic(), LOAD).code == "daemon/internal"
 

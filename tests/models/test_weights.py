@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,18 @@ def test_tensors_are_aligned_wherever_the_file_has_them(tmp_path: Path) -> None:
     assert data.ctypes.data % 4 == 0
     assert data.view(np.float32).tolist() == [0, 1, 2, 3, 4, 5]
     assert not data.flags.writeable
+
+
+def test_a_map_that_finds_no_memory_is_no_fault_of_the_file(
+    model: ModelDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    model.write_weights(model.tensors())
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(MemoryError):
+        check(model)
 
 
 def test_weights_that_are_no_regular_file(model: ModelDirectory) -> None:

@@ -70,7 +70,10 @@ def compile_kernels(report: Report) -> None:
     """
     if INTERPRETER in sys.modules:
         return
-    cache = Path(import_module("numba").config.CACHE_DIR)
+    try:
+        cache = Path(import_module("numba").config.CACHE_DIR)
+    except OSError as error:  # the compiler's library does not load
+        raise ImportError(" ".join(str(error).split())) from None
     try:
         try:
             _import_interpreter(cache, report)
@@ -81,7 +84,7 @@ def compile_kernels(report: Report) -> None:
             _empty(cache)
             _import_interpreter(cache, report)
     except OSError as error:
-        raise Refused("lane/cpu-cache", path=cache, reason=error.strerror) from None
+        raise Refused("lane/cpu-cache", path=cache, reason=error.strerror or error) from None
 
 
 def _import_interpreter(cache: Path, report: Report) -> None:
