@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from caldrix_protocol import codec, framing
-from caldrix_protocol.messages import Done, Message, Refusal
+from caldrix_protocol.connection import as_refusal
+from caldrix_protocol.messages import Done, Message
 from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import demo
 
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
             demo.fetch(Path(cache), os.environ, send)
             send(Done())
         except Refused as refused:
-            send(Refusal(code=refused.code, kind=refused.kind, text=refused.text, fields=refused.fields))
+            send(as_refusal(refused))
         except (KeyboardInterrupt, BrokenPipeError):
             return 1
     return 0

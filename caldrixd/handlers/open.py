@@ -15,8 +15,9 @@ from typing import TypeVar, TypeVarTuple, Unpack
 from anyio import to_thread
 
 from caldrix_protocol.address import cache_directory
-from caldrix_protocol.messages import Done, Message, Open, Opened, Ready, Status
-from caldrix_protocol.refusals import Refused, sentence
+from caldrix_protocol.connection import as_status
+from caldrix_protocol.messages import Done, Message, Open, Opened, Ready
+from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.config import Config
 from caldrixd.fetcher.process import fetch_demo
@@ -89,7 +90,7 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
     ctx = _context(request.ctx, found.spec)
     worker = await _worker(request, found, ctx, services)
     if worker.state == LOADING and worker.leases:
-        client.send(_status("status/queued", model=request.model))
+        client.send(as_status("status/queued", model=request.model))
     lease = services.pool.lease(worker)
     try:
         ready = await worker.loaded(client.send)
@@ -97,8 +98,8 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
         services.pool.release(lease)
         raise
     if request.backend == "auto":
-        client.send(_status("status/backend", lane=lane))
-    client.send(_status("status/lane", lane=lane, settings=settings_of(request, ready)))
+        client.send(as_status("status/backend", lane=lane))
+    client.send(as_status("status/lane", lane=lane, settings=settings_of(request, ready)))
     return Opening(request, lease, ready, ctx, time.monotonic() - started)
 
 
@@ -112,7 +113,7 @@ def settings_of(request: Open, ready: Ready) -> str:
 async def _directory(resolved: ResolvedModel, request: Open, client: Client, services: Services) -> Path:
     """The model's directory, fetched first if need be. Only its small files are looked at before that."""
     if resolved.directory is not None:
-        client.send(_status("status/directory", model=resolved.directory.name, path=resolved.directory))
+        client.send(as_status("status/directory", model=resolved.directory.name, path=resolved.directory))
         return resolved.directory
 
     fetched = False
@@ -125,7 +126,7 @@ async def _directory(resolved: ResolvedModel, request: Open, client: Client, ser
     environment = {**services.config.environment, **request.environment}
     directory = await fetch_demo(Path(cache_directory(environment)), environment, report)
     if not fetched:
-        client.send(_status("status/cached", model=resolved.name, path=directory))
+        client.send(as_status("status/cached", model=resolved.name, path=directory))
     return directory
 
 
@@ -219,8 +220,3 @@ def _worker_environment(lane: str, config: Config) -> dict[str, str]:
         logging.warning("%s is not used: %s", config.cache_directory, error.strerror)
         own = variables(Path(config.address.directory))
     return {**config.environment, **own}
-
-
-def _status(code: str, **fields: object) -> Status:
-    known = {name: value if isinstance(value, int) else str(value) for name, value in fields.items()}
-    return Status(code, sentence(code, **known), known)

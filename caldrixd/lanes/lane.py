@@ -99,9 +99,9 @@ class Program(Protocol):
     def close(self) -> None: ...
 
 
-class LaneModule(Protocol):
-    """A lane: `load` turns a plan and its tensors into a program."""
+class Loader(Protocol):
+    """What a lane's module offers as `load`: a plan and its tensors become a program."""
 
-    name: str
-
-    def load(self, plan: Plan, tensors: Mapping[str, Tensor], *, threads: int, report: Report) -> Program: ...
+    def __call__(
+        self, plan: Plan, tensors: Mapping[str, Tensor], *, threads: int, report: Report
+    ) -> Program: ...

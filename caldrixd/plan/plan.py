@@ -74,11 +74,6 @@ class Plan:
     hidden_size: int
     max_context: int
 
-    @property
-    def rewindable(self) -> bool:
-        """Whether a sequence can go back to an earlier length (KV), not only forward (recurrent)."""
-        return True
-
     def kv_bytes(self, ctx: int) -> int:
         """Bytes of state for one sequence of `ctx` tokens, keys and values in float32."""
         return sum(2 * 4 * state.kv_heads * state.head_dim * ctx for state in self.states)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +10,14 @@ from caldrix_protocol.messages import Load, Ready
 from caldrixd.architectures import FAMILIES
 from caldrixd.engine.engine import Engine
 from caldrixd.lanes import cpu
-from caldrixd.lanes.lane import Program, Report
+from caldrixd.lanes.lane import Loader, Program, Report
 from caldrixd.models import gate, weights
 from caldrixd.spec import ModelSpec
 from caldrixd.text import template, tokenizer
 from caldrixd.text.template import ChatTemplate
 from caldrixd.text.tokenizer import Tokenizer
 
-LANES: dict[str, Callable[..., Program]] = {"cpu": cpu.load}
+LANES: dict[str, Loader] = {"cpu": cpu.load}
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import threading
 from typing import Any
 
 from caldrix_protocol.codec import encode
-from caldrix_protocol.connection import as_refusal
-from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message, Refusal, Relay, Status
-from caldrix_protocol.refusals import Refused, sentence
+from caldrix_protocol.connection import as_refusal, as_status
+from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message, Refusal, Relay
+from caldrix_protocol.refusals import Refused
 from caldrixd import log
 from caldrixd.engine.engine import TokenEvent
 from caldrixd.worker.loading import Model, load
@@ -33,7 +33,7 @@ def serve(sock: socket.socket) -> int:
     threading.Thread(target=answers.read, daemon=True).start()
 
     def report(code: str, fields: dict[str, Any]) -> None:
-        pipe.send(Status(code, sentence(code, **fields), fields))
+        pipe.send(as_status(code, **fields))
 
     try:
         model = load(wanted, report)

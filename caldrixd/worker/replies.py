@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from caldrix_protocol.codec import decode
-from caldrix_protocol.connection import as_refusal
+from caldrix_protocol.connection import as_notice, as_refusal
 from caldrix_protocol.messages import (
     REQUESTS,
     Attach,
@@ -19,7 +19,7 @@ from caldrix_protocol.messages import (
     Notice,
     Timings,
 )
-from caldrix_protocol.refusals import Refused, sentence
+from caldrix_protocol.refusals import Refused
 from caldrixd.engine.engine import Engine, Request, TokenEvent, Usage
 from caldrixd.text import prompt
 from caldrixd.text.detokenize import Detokenizer
@@ -63,10 +63,7 @@ class Reply:
         self._prompt_ids, self._dropped_turns = built.ids, built.dropped_turns
         self._max_tokens = request.max_tokens
         self._detokenizer = Detokenizer(model.tokenizer)
-        return [
-            Notice(notice.code, sentence(notice.code, **notice.fields), dict(notice.fields))
-            for notice in built.notices
-        ]
+        return [as_notice(notice.code, **notice.fields) for notice in built.notices]
 
     def submit(self, model: Model) -> None:
         """Give the prompt to the engine, unless the reply was cancelled meanwhile."""

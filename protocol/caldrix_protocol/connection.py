@@ -18,8 +18,8 @@ from typing import Any, Literal
 from caldrix_protocol import messages
 from caldrix_protocol.codec import BadFrame, decode, encode, name_of
 from caldrix_protocol.framing import MAX_BULK, MAX_CONTROL, FrameReader, frame
-from caldrix_protocol.messages import Hello, Message, Refusal, Welcome
-from caldrix_protocol.refusals import Refused
+from caldrix_protocol.messages import Hello, Message, Notice, Refusal, Status, Welcome
+from caldrix_protocol.refusals import Refused, sendable, sentence
 from caldrix_protocol.version import FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR, VERSION
 
 Role = Literal["client", "daemon", "parent", "worker"]
@@ -240,6 +240,18 @@ def answer_hello(greeting: Hello, pid: int) -> Welcome | Refusal:
             )
         )
     return Welcome((PROTOCOL_MAJOR, PROTOCOL_MINOR), VERSION, pid, FEATURES)
+
+
+def as_status(code: str, **fields: Any) -> Status:
+    """The `status` message of a row."""
+    sent = sendable(fields)
+    return Status(code, sentence(code, **sent), sent)
+
+
+def as_notice(code: str, **fields: Any) -> Notice:
+    """The `notice` message of a row."""
+    sent = sendable(fields)
+    return Notice(code, sentence(code, **sent), sent)
 
 
 def as_refusal(refused: Refused) -> Refusal:

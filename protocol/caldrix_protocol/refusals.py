@@ -7,6 +7,7 @@ failures; it always names a row.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 USAGE = "usage"  # caldrix's own argument check
@@ -379,8 +380,12 @@ def sentence(code: str, **fields: Any) -> str:
     return ROWS[code].text.format(**fields)
 
 
+def sendable(fields: Mapping[str, Any]) -> dict[str, str | int | float]:
+    """Fields as a message may carry them: numbers msgpack has, and text that is short and valid UTF-8."""
+    return {name: _sendable(value) for name, value in fields.items()}
+
+
 def _sendable(value: Any) -> str | int | float:
-    """The value as a message may carry it: a number msgpack has, or text that is short and valid UTF-8."""
     if type(value) is int and -(2**63) <= value < 2**63:
         return value
     if isinstance(value, float) and -1e300 <= value <= 1e300:
@@ -397,6 +402,6 @@ class Refused(Exception):
     def __init__(self, code: str, /, **fields: Any) -> None:
         self.code = code
         self.kind = ROWS[code].kind
-        self.fields = {name: _sendable(value) for name, value in fields.items()}
+        self.fields = sendable(fields)
         self.text = sentence(code, **self.fields)
         super().__init__(self.text)

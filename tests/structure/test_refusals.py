@@ -11,7 +11,7 @@ CODE = re.compile(r"[a-z]+/[a-z0-9-]+")
 # Rows that keep their words for a part that does not exist yet.
 FOR_LATER = {"lane/metal-no-device"}
 # What makes a sentence of a row: its code first, then its fields by name.
-FILLERS = {"Refused", "sentence", "_status"}
+FILLERS = {"Refused", "as_notice", "as_status", "sentence"}
 
 
 def codes_in_the_code() -> set[str]:
