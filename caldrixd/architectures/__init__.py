@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldrixd.architectures import llama, qwen2
+from caldrixd.architectures.blocks import IGNORED
 from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
 
@@ -24,6 +25,6 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(llama.read_config, llama.build, llama.IGNORED),
-    "Qwen2ForCausalLM": Family(qwen2.read_config, qwen2.build, qwen2.IGNORED),
+    "LlamaForCausalLM": Family(llama.read_config, llama.build, IGNORED),
+    "Qwen2ForCausalLM": Family(qwen2.read_config, qwen2.build, IGNORED),
 }

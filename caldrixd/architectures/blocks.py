@@ -6,6 +6,9 @@ from caldrixd.plan.builder import PlanBuilder
 from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
 
+# What checkpoints of a `decoder` may hold that its plan does not use: a tied head wins over a stored one.
+IGNORED = (".self_attn.rotary_emb.inv_freq", "lm_head.weight")
+
 
 def attention(plan: PlanBuilder, x: str, spec: ModelSpec, prefix: str, *, last: bool) -> str:
     """The attention branch of a layer; of the `last` one only the wanted rows."""

@@ -120,10 +120,6 @@ class Fields:
         return Refused(code, field=self.prefix + name, expected=expected, value=value)
 
 
-def optional_flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
-    return Fields(config).flag(name, default)
-
-
 def decoder_spec(
     config: Mapping[str, Any], architecture: str, *, qkv_bias: bool, tied_default: bool
 ) -> ModelSpec:
