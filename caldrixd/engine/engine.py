@@ -96,6 +96,17 @@ class Engine:
             events += self._run(batch)
         return events + self._end_cancelled()
 
+    def prefilling(self) -> list[tuple[int, int, int]]:
+        """(id, tokens held, tokens of the prompt) of each request whose prompt is not through yet.
+
+        For the thread of `step`, after it.
+        """
+        return [
+            (session.request.id, session.committed, len(session.request.prompt))
+            for session in self._active.values()
+            if session.pending > 1
+        ]
+
     def _knows(self, id: int) -> bool:
         return id in self._active or any(request.id == id for request, _ in self._waiting)
 

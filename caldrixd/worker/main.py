@@ -14,7 +14,7 @@ from typing import Any
 
 from caldrix_protocol.codec import encode
 from caldrix_protocol.connection import as_refusal, as_status
-from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message, Refusal, Relay
+from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message, Progress, Refusal, Relay
 from caldrix_protocol.refusals import Refused
 from caldrixd import log
 from caldrixd.engine.engine import TokenEvent
@@ -106,6 +106,8 @@ class Answers:
             while model.engine.busy:
                 for event in model.engine.step():
                     self._advance(event)
+                for number, done, total in model.engine.prefilling():
+                    self._relay(number, Progress("prompt", done, total, "tokens"))
 
     def refuse(self, refusal: Refusal) -> None:
         """End every reply."""

@@ -20,6 +20,7 @@ from caldrix_protocol.messages import (
     Notice,
     Open,
     Opened,
+    Progress,
     Refusal,
     Status,
 )
@@ -98,6 +99,17 @@ def test_two_clients_share_a_worker_and_get_what_each_would_get_alone(shared: Da
     for caller, reply, prompt in zip(callers, replies, prompts, strict=True):
         caller.close()
         assert reply.ids == tuple(prompt["generated_ids"])[: len(reply.ids)]
+
+
+def test_a_long_prompt_tells_how_far_it_is(shared: Daemon) -> None:
+    with shared.caller() as caller:
+        handle = caller.open(tiny("tiny-llama")).handle
+        *events, done = caller.ask(ask_raw(handle, "far away " * 200, 1))
+    told = [event for event in events if type(event) is Progress]
+    assert {(event.what, event.total, event.unit) for event in told} == {
+        ("prompt", done.timings.prompt_tokens, "tokens")
+    }
+    assert [event.done for event in told] == list(range(128, done.timings.prompt_tokens, 128))
 
 
 def test_text_in_blobs_is_the_same_text(shared: Daemon) -> None:

@@ -83,6 +83,7 @@ def test_a_load_that_nobody_waits_for_is_ended(daemon: Daemon) -> None:
         second.send(Open(str(tiny("tiny-llama")), {}))
         worker = loading_worker(daemon)
         os.kill(worker, signal.SIGSTOP)
+        loaded_when(daemon, lambda found: [loaded.leases for loaded in found] == [2])
         first.send(Cancel())
         assert first.rest()[-1] == Done("cancelled")
         assert worker_of(daemon) == worker
