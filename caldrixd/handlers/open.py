@@ -186,6 +186,7 @@ async def _worker(request: Open, found: Found, ctx: int, services: Services) -> 
     pool = services.pool
     worker = pool.find(found.key)
     if worker is None:
+        await pool.gone(found.key)
         await _make_room(found, ctx, services, request.model)
         environment = await _in_thread(_worker_environment, found.key.lane, services.config)
         # Another request may have started one meanwhile.

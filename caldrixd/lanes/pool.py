@@ -56,8 +56,7 @@ class StepPool:
 
     def run(self, threads: int) -> bool:
         """Run the step; False when it was cancelled. Threads beyond `threads` sleep through it."""
-        self._start(threads)
-        self.block[at.THREADS] = threads
+        self.block[at.THREADS] = self._start(threads)
         ticket = int(self.block[at.BASE]) + 1
         self._publish()
         stopped = bool(self._stopped[0] == ticket)
@@ -75,7 +74,8 @@ class StepPool:
     def clear_private(self) -> None:
         self._private.clear()
 
-    def _start(self, threads: int) -> None:
+    def _start(self, threads: int) -> int:
+        """Have so many threads, or those that the system gives: the bits are the same. Their number."""
         if threads > len(self._copies):
             self.close()
             self._make_room(threads)
@@ -84,8 +84,12 @@ class StepPool:
             published, own = self._published.ctypes.data, self._copies[number].ctypes.data
             arguments = (published, own, self._control.address, number, seen)
             thread = threading.Thread(target=self._pool_thread, args=arguments, daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                break
             self._threads.append(thread)
+        return min(threads, len(self._threads) + 1)
 
     def close(self) -> None:
         """End the pool threads. They read this object's memory, so it may not go before them."""

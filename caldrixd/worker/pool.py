@@ -43,6 +43,12 @@ class Pool:
         worker = self._workers.get(key)
         return worker if worker is not None and worker.state != ENDED else None
 
+    async def gone(self, key: Key) -> None:
+        """Wait for the end of a worker of `key` that is on its way out and still holds its memory."""
+        worker = self._workers.get(key)
+        if worker is not None and worker.state == ENDED:
+            await worker.ended.wait()
+
     def named(self, model: str) -> list[Worker]:
         """The workers that were opened as `model`, or whose directory it is."""
         return [worker for worker in self if model in worker.names and worker.state != ENDED]

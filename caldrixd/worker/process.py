@@ -135,6 +135,7 @@ class Worker:
             with self._scope:
                 await self._converse(self._channel)
         finally:
+            self.state = ENDED  # it may take a while to exit, but begins no reply any more
             self._channel.close()
             status = await _reap(process)
             logging.info("worker %d ended: %s", self.pid, _describe(status))

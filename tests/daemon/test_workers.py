@@ -11,13 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from caldrix_protocol.connection import Connection
 from caldrix_protocol.messages import Cancel, Delta, Done, Generate, Load, Open, Opened, Refusal, Status, Stop
+from caldrixd.worker.process import Key, Worker
 from tests.daemon.conftest import LONG_CTX
 from tests.daemon.test_replies import PROMPT, clean, loaded_when, user
-from tests.support.daemon import SECONDS, Daemon, Home, ask_raw, await_end, running_daemon
+from tests.support.daemon import ROOT, SECONDS, Daemon, Home, ask_raw, await_end, running_daemon
 from tests.support.models import tiny
 
 
@@ -266,6 +269,54 @@ def test_stop_unloads_by_name_and_running_replies_say_so(daemon: Daemon, talkati
         assert other.ask(Stop()) == [Done()]
         assert daemon.loaded() == []
         assert other.ask(Stop(str(talkative)))[-1].code == "model/not-loaded"
+
+
+def test_a_model_is_loaded_again_only_when_its_old_worker_is_gone(daemon: Daemon) -> None:
+    """Its memory is free only then."""
+    with daemon.caller() as caller, daemon.caller() as other:
+        handle = caller.open(tiny("tiny-llama")).handle
+        worker = worker_of(daemon)
+        os.kill(worker, signal.SIGSTOP)
+        other.send(Stop())
+        loaded_when(daemon, lambda found: not found)
+        clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
+        assert not Path(f"/proc/{worker}").exists()
+        assert other.rest() == [Done()]
+
+
+LINGERING = """
+import signal, socket, sys
+from caldrix_protocol.connection import Connection, as_refusal
+from caldrix_protocol.messages import Ready
+from caldrix_protocol.refusals import Refused
+sock, connection = socket.socket(fileno=int(sys.argv[2])), Connection("worker")
+connection.receive_data(sock.recv(1 << 16))
+connection.next_event()
+ready = connection.send(Ready("", 1, False, 1))
+sock.sendall(ready + connection.send(as_refusal(Refused("run/not-finite"))))
+signal.pause()
+"""
+
+
+def test_a_worker_that_gave_up_takes_no_further_reply(home: Home) -> None:
+    (home.root / "caldrixd").mkdir()
+    (home.root / "caldrixd" / "__init__.py").touch()
+    (home.root / "caldrixd" / "worker.py").write_text(LINGERING, "utf-8")
+    environment = home.environment | {"PYTHONPATH": f"{home.root}{os.pathsep}{ROOT / 'protocol'}"}
+
+    async def run() -> None:
+        worker = Worker(Key(str(home.root), (), "cpu"), "model", environment)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await worker.settled.wait()
+            while worker.alive:
+                await anyio.lowlevel.checkpoint()
+            assert not worker.ended.is_set()
+            os.kill(worker.pid, signal.SIGKILL)
+        assert worker.refused is not None
+        assert worker.refused.code == "run/not-finite"
+
+    anyio.run(run)
 
 
 # --- the process itself -----------------------------------------------------------------------

@@ -164,6 +164,16 @@ def test_bits_do_not_depend_on_threads_or_chunks(llama: CpuProgram) -> None:
             assert same_bits(logits(llama, ids, chunk, threads), expected), (threads, chunk)
 
 
+def test_a_system_that_gives_no_more_threads(llama: CpuProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ids = [int(i) for i in np.random.default_rng(2).integers(0, 512, 100)]
+    expected = logits(llama, ids, 64, threads=1)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert same_bits(logits(llama, ids, 64, threads=9), expected)
+
+
 def test_bits_of_the_real_model() -> None:
     run = program(*models.opened(models.smollm2()))
     ids = [int(i) for i in np.random.default_rng(8).integers(0, 49152, 300)]
