@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from caldrix_protocol.environment import INHERITED
 from caldrix_protocol.refusals import Refused
 
 DIRECTORIES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE")
@@ -29,28 +30,6 @@ VALUES = (
     "SSL_CERT_FILE",
 )
 
-DAEMON = frozenset(
-    {
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "LC_CTYPE",
-        "LD_LIBRARY_PATH",
-        "LOGNAME",
-        "PATH",
-        "PYTHONPATH",
-        "ROCM_PATH",
-        "INFERNO_LLD",
-        "TMPDIR",
-        "TZ",
-        "USER",
-        "VIRTUAL_ENV",
-        "XDG_CACHE_HOME",
-        "XDG_CONFIG_HOME",
-        "XDG_RUNTIME_DIR",
-        "XDG_STATE_HOME",
-    }
-)
 _SEARCH_PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 
 
@@ -73,7 +52,7 @@ def for_request(environment: Mapping[str, str]) -> dict[str, str]:
 
 def for_daemon(environment: Mapping[str, str]) -> dict[str, str]:
     """What a new daemon gets: an allow-list, search paths made absolute, since it works in `/`."""
-    chosen = {name: value for name, value in environment.items() if name in DAEMON}
+    chosen = {name: value for name, value in environment.items() if name in INHERITED}
     for name in _SEARCH_PATHS:
         if name in chosen:
             parts = [os.path.abspath(part) for part in chosen[name].split(os.pathsep) if part]

@@ -7,27 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caldrix_protocol.address import Address, cache_directory, find_address
-
-# What workers and probes inherit. The client's own variables travel with its requests instead.
-INHERITED = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TMPDIR",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
-    "LD_LIBRARY_PATH",
-    "XDG_RUNTIME_DIR",
-    "XDG_STATE_HOME",
-    "XDG_CACHE_HOME",
-    "ROCM_PATH",
-    "INFERNO_LLD",
-)
+from caldrix_protocol.environment import INHERITED
 
 
 @dataclass(frozen=True)

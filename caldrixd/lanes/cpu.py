@@ -14,12 +14,7 @@ from caldrixd.lanes import packing
 from caldrixd.lanes.arena import Arena
 from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled
-from caldrixd.lanes.lowering import (
-    LOGITS,
-    QUERIES,
-    ROPE,
-    lower,
-)
+from caldrixd.lanes.lowering import LOGITS, NORMED, QUERIES, ROPE, Lowered, lower
 from caldrixd.lanes.pool import StepPool, Words
 from caldrixd.plan.plan import Plan, Tensor
 
@@ -40,7 +35,7 @@ class CpuProgram:
 
     max_rows = MAX_ROWS
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], threads: int) -> None:
+    def __init__(self, lowered: Lowered, plan: Plan, tensors: Mapping[str, Tensor], threads: int) -> None:
         # Compiles, or reads the compiled code from the cache: seconds, so not at module import.
         from caldrix_kernels.intrinsics.vector import ACT_BF16, ACT_F32, ACT_ROUNDED
         from caldrix_kernels.linear.numba_cpu import HAS_BF16_DOT, pack_panels
@@ -49,19 +44,19 @@ class CpuProgram:
 
         self.plan = plan
         self._kernels: Words = kernel_table()
-        self._lowered = lower(plan)
+        self._lowered = lowered
         self._threads = threads or default_threads()
         self._pool = StepPool(
             publish_and_run,
             pool_thread,
-            scratch_bytes=at.scratch_bytes(self._lowered.head_dim, self._lowered.group),
-            private_bytes=at.round_up(at.SMALL_ROWS * self._lowered.strides.get("normed", 0), 4096),
+            scratch_bytes=at.scratch_bytes(lowered.head_dim, lowered.group),
+            private_bytes=at.round_up(at.SMALL_ROWS * lowered.strides.get(NORMED, 0), 4096),
             threads=self._threads,
         )
         # Without `close` too the pool's threads end before the memory they read.
         self._end_pool = weakref.finalize(self, self._pool.close)
-        self._weights = packing.pack_weights(self._lowered, tensors, pack_panels.ctypes, default_threads())
-        all_bf16 = all(self._weights.formats[packed] == at.BF16 for packed in self._lowered.packed)
+        self._weights = packing.pack_weights(lowered, tensors, pack_panels.ctypes, default_threads())
+        all_bf16 = all(self._weights.formats[packed] == at.BF16 for packed in lowered.packed)
         self._acts = {"f32": ACT_F32, "bf16": ACT_BF16 if HAS_BF16_DOT and all_bf16 else ACT_ROUNDED}
         self._slots: dict[int, Arena] = {}
         self._lengths: dict[int, int] = {}
@@ -280,11 +275,11 @@ def _runs(slots: Sequence[int], positions: Sequence[int], longest: int) -> list[
 
 def load(plan: Plan, tensors: Mapping[str, Tensor], *, threads: int, report: Report) -> CpuProgram:
     """The plan with its weights on this lane. Refused "lane/unsupported-op" or "lane/cpu-numba"."""
-    lower(plan)
+    lowered = lower(plan)
     try:
         from caldrixd.lanes.drivers.compiler import compile_kernels
 
         compile_kernels(report)
     except ImportError as error:
         raise Refused("lane/cpu-numba", reason=error) from None
-    return CpuProgram(plan, tensors, threads)
+    return CpuProgram(lowered, plan, tensors, threads)

@@ -33,6 +33,8 @@ RESIDUAL, QUERIES, ATTENDED, HIDDEN, LOGITS, ROPE = (
     "rope",
 )
 WANTED_RESIDUAL, WANTED_ATTENDED = "wanted residual", "wanted attended"
+# Stands at index 0 of every address table, see step.layout.
+NORMED = "normed"
 # Where the wanted rows of a buffer go.
 WANTED = {RESIDUAL: WANTED_RESIDUAL, ATTENDED: WANTED_ATTENDED}
 # A few floats beyond each row keep rows of 4 KiB multiples out of the same cache sets.
@@ -88,7 +90,7 @@ class _Lowering:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.producer = {op.output: op for op in plan.ops}
-        self.names = ["normed"]
+        self.names = [NORMED]
         self.rows: list[dict[int, int]] = []
         self.packed: dict[str, Packed] = {}
         self.gains: dict[str, str] = {}
@@ -207,7 +209,7 @@ class _Lowering:
                 at.SOURCE: self.index(source),
                 at.SOURCE_STRIDE: self.strides[source],
                 at.TARGET: at.NORMED,
-                at.TARGET_STRIDE: self.stride("normed", width),
+                at.TARGET_STRIDE: self.stride(NORMED, width),
                 at.COLUMNS: round_up(width, PANEL),
                 at.TRUE_WIDTH: width,
                 at.WEIGHT: self.index(op.weights[0]),
@@ -227,7 +229,7 @@ class _Lowering:
             at.LINEAR,
             {
                 at.SOURCE: at.NORMED,
-                at.SOURCE_STRIDE: self.strides["normed"],
+                at.SOURCE_STRIDE: self.strides[NORMED],
                 at.TARGET: self.index(LOGITS),
                 at.TARGET_STRIDE: round_up(self.plan.vocab_size, PANEL) * 4,
                 at.EPILOGUE: at.STORE,
@@ -271,7 +273,7 @@ class _Lowering:
                 **packing,
                 **geometry,
                 at.SOURCE: at.NORMED,
-                at.SOURCE_STRIDE: self.strides["normed"],
+                at.SOURCE_STRIDE: self.strides[NORMED],
                 at.TARGET: self.index(QUERIES),
                 at.TARGET_STRIDE: self.strides[QUERIES],
                 at.ITEMS: heads + 2 * kv_heads,
@@ -297,16 +299,17 @@ class _Lowering:
         gate, up = (self.linear_behind(buffer, self.normed, op) for buffer in op.inputs)
         width = self.plan.widths[op.output]
         segments = []
-        for first in range(0, width, 16):
-            count = min(16, width - first)
+        half = PANEL // 2
+        for first in range(0, width, half):
+            count = min(half, width - first)
             for linear in (gate, up):
-                segments += [Segment(linear.weights[0], first, count), Segment(None, 0, 16 - count)]
+                segments += [Segment(linear.weights[0], first, count), Segment(None, 0, half - count)]
         self.buffers[op.output] = HIDDEN
         self.emit(
             at.LINEAR,
             {
                 at.SOURCE: at.NORMED,
-                at.SOURCE_STRIDE: self.strides["normed"],
+                at.SOURCE_STRIDE: self.strides[NORMED],
                 at.TARGET: self.index(HIDDEN),
                 at.TARGET_STRIDE: self.stride(HIDDEN, width),
                 at.EPILOGUE: at.SILU_MUL,

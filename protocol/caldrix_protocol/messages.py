@@ -48,14 +48,13 @@ _FIELDS = map_of(_VALUE, 64)
 _ENVIRONMENT = map_of(text(32 << 10), 32)
 
 
-def _content_part(value: Any) -> dict[str, Any]:
+_TEXT_PART = record({"type": one_of("text"), "text": text(MAX_TEXT)}, strict=True)
+_BLOB_PART = record({"type": one_of("text"), "blob": _ID}, strict=True)
+
+
+def _content_part(value: Any) -> Any:
     """{"type": "text", "text": ...} or, for text over 1 MiB, {"type": "text", "blob": id}."""
-    fields = {"type": one_of("text")}
-    fields["blob" if type(value) is dict and "blob" in value else "text"] = (
-        _ID if type(value) is dict and "blob" in value else text(MAX_TEXT)
-    )
-    checked: dict[str, Any] = record(fields, strict=True)(value)
-    return checked
+    return (_BLOB_PART if type(value) is dict and "blob" in value else _TEXT_PART)(value)
 
 
 _CONTENT = list_of(Described("text part: {type: text, text} or {type: text, blob: id}", _content_part), 64)
