@@ -106,7 +106,7 @@ def _stats(timings: Timings) -> str:
         cached=timings.cached_tokens,
         prefill=_rate(timings.prompt_tokens - timings.cached_tokens, timings.prefill_seconds),
         reply=timings.reply_tokens,
-        decode=_rate(timings.reply_tokens, timings.decode_seconds),
+        decode=_rate(timings.reply_tokens - 1, timings.decode_seconds),  # prefill made the first
         first=f"{timings.first_token_seconds:.3f}",
     )
 

@@ -13,6 +13,8 @@ from caldrix_protocol.messages import Blob, Cancel, Done, Message, Refusal
 from caldrix_protocol.refusals import Refused
 
 READ_SIZE = 1 << 16
+# How long a daemon may take to end a cancelled request; it needs milliseconds, unless it hangs.
+CANCEL_SECONDS = 5.0
 READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
@@ -102,22 +104,31 @@ class Channel:
 
 
 def exchange(
-    channel: Channel, request: Message, interrupts: Interrupts, blobs: tuple[Blob, ...] = ()
+    channel: Channel,
+    request: Message,
+    interrupts: Interrupts,
+    blobs: tuple[Blob, ...] = (),
+    *,
+    cancel_seconds: float = CANCEL_SECONDS,
 ) -> Iterator[Message]:
     """Send a request and yield its events; the last one is its `done`.
 
-    The first Ctrl-C sends `cancel`, and the events go on until the daemon ends the request. Raises Declined
-    for `refused`, and Refused when the connection breaks.
+    The first Ctrl-C sends `cancel`, and the events go on until the daemon ends the request; if it does not
+    within `cancel_seconds`, KeyboardInterrupt. Raises Declined for `refused`, and Refused when the
+    connection breaks.
     """
     for blob in blobs:
         channel.send(blob)
     channel.send(request)
-    cancelled = False
+    deadline = None
     while True:
-        if interrupts.count and not cancelled:
-            cancelled = True
+        if interrupts.count and deadline is None:
+            deadline = time.monotonic() + cancel_seconds
             channel.send(Cancel())
-        event = channel.receive(interrupts.descriptor)
+        try:
+            event = channel.receive(interrupts.descriptor, deadline)
+        except TimeoutError:
+            raise KeyboardInterrupt from None
         if event is None:
             interrupts.clear()
             continue

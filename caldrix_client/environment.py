@@ -55,7 +55,11 @@ def for_daemon(environment: Mapping[str, str]) -> dict[str, str]:
     chosen = {name: value for name, value in environment.items() if name in INHERITED}
     for name in _SEARCH_PATHS:
         if name in chosen:
-            parts = [os.path.abspath(part) for part in chosen[name].split(os.pathsep) if part]
+            parts = [part for part in chosen[name].split(os.pathsep) if part]
+            try:
+                parts = [os.path.abspath(part) for part in parts]
+            except FileNotFoundError:  # the working directory was deleted: nothing is found from there
+                parts = [part for part in parts if os.path.isabs(part)]
             chosen[name] = os.pathsep.join(parts)
     return chosen
 

@@ -127,7 +127,10 @@ def _model(argument: str) -> str:
     """What the daemon is asked for: a directory by its absolute path, anything else as it was given."""
     require_text("the model argument", argument)
     if os.path.isdir(argument):
-        return os.path.abspath(argument)
+        try:
+            return os.path.abspath(argument)
+        except FileNotFoundError:  # the working directory was deleted
+            raise Refused("model/no-such-directory", path=argument) from None
     if argument.startswith(("./", "../", "/", "~")):
         raise Refused("model/no-such-directory", path=argument)
     return argument

@@ -28,7 +28,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: sessions of one dtype, with the most threads any of them asked for."""
+    """One step: sessions of one dtype. `threads`: the most any asked for; 0, the lane's default, if any did."""
 
     dtype: str
     threads: int
@@ -64,7 +64,8 @@ def _batch(dtype: str, sessions: Sequence[Session], chunk: int, max_rows: int) -
     counts = split([session.pending for session in prefilling], min(chunk, max_rows - len(decoding)))
     shares = [Share(session, 1) for session in decoding]
     shares += [Share(session, count) for session, count in zip(prefilling, counts, strict=True) if count]
-    return Batch(dtype, max(session.request.threads for session in sessions), tuple(shares))
+    asked = [session.request.threads for session in sessions]
+    return Batch(dtype, max(asked) if all(asked) else 0, tuple(shares))
 
 
 def split(wants: Sequence[int], budget: int) -> list[int]:

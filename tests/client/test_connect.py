@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from caldrix_client.channel import Declined
+from caldrix_client.channel import Declined, exchange
 from caldrix_client.connect import Patience, attach, connect, holder
+from caldrix_client.interrupts import Interrupts
 from caldrix_protocol.address import ensure_directory
 from caldrix_protocol.connection import as_refusal
 from caldrix_protocol.messages import Hello, Ps, Welcome
@@ -74,6 +75,16 @@ def test_a_running_daemon_is_greeted(home: Home) -> None:
         channel.send(Ps())
     assert greetings[0].protocol == (1, 0)
     assert greetings[0].pid == os.getpid()
+
+
+def test_a_daemon_that_ignores_a_cancel_is_left(home: Home) -> None:
+    """One Ctrl-C is enough to get away from a daemon that hangs."""
+    interrupts = Interrupts()
+    interrupts.count = 1
+    with Peer(home.address, lambda talk, request: None), connect(home.environment, no_start) as channel:
+        events = exchange(channel, Ps(), interrupts, cancel_seconds=0.05)
+        with pytest.raises(KeyboardInterrupt):
+            next(events)
 
 
 def test_nobody_there_is_none_and_leaves_no_trace(home: Home) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from caldrix_protocol.connection import as_refusal
 from caldrix_protocol.messages import Delta, Done, Generate, Message, Notice, Open, Progress, Refusal, Status
 from caldrix_protocol.refusals import Refused, sentence
-from tests.support.cli import SECONDS, Home, finish
+from tests.support.cli import COMMAND, SECONDS, Home, finish
 from tests.support.peer import TIMINGS, Model, Peer, Script, Talk, say, texts
 
 
@@ -167,7 +169,7 @@ def test_stats_are_one_line_on_stderr(home: Home) -> None:
         0,
         "x\n",
         "caldrix: load 1.50 s; prompt 10 tokens (2 cached), 16.0 tokens/s; "
-        "reply 20 tokens, 10.0 tokens/s; first token after 0.250 s\n",
+        "reply 20 tokens, 9.5 tokens/s; first token after 0.250 s\n",
     )
 
 
@@ -376,3 +378,13 @@ def test_a_huge_message_arrives_whole(home: Home) -> None:
     with Peer(home.address, Model(hear)):
         assert home.caldrix("run", "demo", typed=message.encode()).out == "ok\n"
     assert heard == [message]
+
+
+def test_a_deleted_working_directory_is_no_model(home: Home) -> None:
+    gone = home.path / "gone"
+    gone.mkdir()
+    code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+    command = [sys.executable, "-c", code, str(gone), *COMMAND, "run", ".", "-p", "x"]
+    done = subprocess.run(command, env=home.environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "caldrix: .: no such directory\n"

@@ -82,5 +82,10 @@ def test_each_dtype_is_a_batch_with_the_most_threads_asked_for() -> None:
     ]
 
 
+def test_a_default_is_not_slowed_by_one_who_asked_for_few() -> None:
+    sessions = [session(1, [1, 2], committed=1, threads=1), session(2, [1, 2], committed=1)]
+    assert [batch.threads for batch in schedule(sessions, chunk=8, max_rows=64)] == [0]
+
+
 def test_nothing_to_schedule() -> None:
     assert schedule([], chunk=8, max_rows=64) == []
