@@ -28,7 +28,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: sessions of one dtype. `threads`: the most any asked for; 0, the lane's default, if any did."""
+    """One step: sessions of one dtype. `threads`: the most any asked for; 0, the default, if any did."""
 
     dtype: str
     threads: int
