@@ -118,6 +118,7 @@ FORMAT_BYTES = {BF16: 2, F16: 2, FLOAT32: 4}
 # --- geometry -----------------------------------------------------------------------------------------
 PANEL = 32  # output rows of a weight panel
 TILE_ROWS = 12  # most input rows that meet a panel at once
+ROW_BLOCK = 11 * TILE_ROWS  # rows of a linear's item
 RUN_QUERIES = 24  # queries that share the reading of a block of keys and values, unless a group has more
 BLOCK = 64  # positions of an attention block
 SMALL_ROWS = 8  # up to this many rows every thread norms for itself instead of meeting at a barrier

@@ -60,6 +60,7 @@ from caldrix_kernels.step.layout import (
     LINEAR,
     NORM,
     PANEL,
+    ROW_BLOCK,
     RUN_QUERIES,
     SILU_MUL,
     SMALL_ROWS,
@@ -180,12 +181,19 @@ def share_of(step, rows):
     return 2 * word(step, at.THREADS) if rows <= SMALL_ROWS else ONE_BY_ONE
 
 
+@routine("int64(int64)")
+def row_blocks(rows):
+    """Parts that a stage's rows are cut into. Neighbouring items share one, which stays in the cache."""
+    return (rows + ROW_BLOCK - 1) // ROW_BLOCK
+
+
 @routine("int64(int64, int64, int64, int64)")
 def linear_stage(step, thread, base, row):
     rows = row_count(step, row)
     if rows == 0:
         return base
-    end = base + word(row, at.ITEMS)
+    panels = word(row, at.ITEMS)
+    end = base + panels * row_blocks(rows)
     form, act, columns = word(row, at.FORMAT), word(step, at.ACT), word(row, at.COLUMNS)
     tile, silu_mul = tile_kernel(step, form), kernel_at(step, at.SILU_MUL_TILE)
     step_bytes = 64 if form == at.F16 else 128
@@ -203,11 +211,13 @@ def linear_stage(step, thread, base, row):
         if item < 0:
             break
         size = claim_size(item, end, 1, share)
-        for panel in range(item - base, item - base + size):
+        for unit in range(item - base, item - base + size):
+            part = 0 if unit < panels else unit // panels
+            panel, m = unit - part * panels, part * ROW_BLOCK
+            last = min(rows, m + ROW_BLOCK)
             w = weight + panel * panel_bytes(form, columns)
-            m = 0
-            while m < rows:
-                count = min(TILE_ROWS, rows - m)
+            while m < last:
+                count = min(TILE_ROWS, last - m)
                 call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, scratch, TILE_ROW))
                 if bias != 0:
                     add_bias(scratch, TILE_ROW, count, bias + panel * PANEL * 4)
@@ -260,7 +270,8 @@ def heads_stage(step, thread, base, row):
     rows = row_count(step, row)
     if rows == 0:
         return base
-    end = base + word(row, at.ITEMS)
+    heads = word(row, at.ITEMS)
+    end = base + heads * row_blocks(rows)
     form, columns = word(row, at.FORMAT), word(row, at.COLUMNS)
     tile, step_bytes = tile_kernel(step, form), 64 if form == at.F16 else 128
     weight = address(step, word(row, at.WEIGHT))
@@ -275,13 +286,15 @@ def heads_stage(step, thread, base, row):
         if item < 0:
             break
         size = claim_size(item, end, 1, share)
-        for head in range(item - base, item - base + size):
-            m = 0
-            while m < rows:
-                count = min(TILE_ROWS, rows - m)
-                for part in range(panels):
-                    panel = head * panels + part
-                    w, out = weight + panel * panel_bytes(form, columns), scratch + part * TILE_ROW
+        for unit in range(item - base, item - base + size):
+            part = 0 if unit < heads else unit // heads
+            head, m = unit - part * heads, part * ROW_BLOCK
+            last = min(rows, m + ROW_BLOCK)
+            while m < last:
+                count = min(TILE_ROWS, last - m)
+                for slice_ in range(panels):
+                    panel = head * panels + slice_
+                    w, out = weight + panel * panel_bytes(form, columns), scratch + slice_ * TILE_ROW
                     call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, out, head_bytes))
                     if bias != 0:
                         add_bias(out, head_bytes, count, bias + panel * PANEL * 4)
