@@ -36,12 +36,12 @@ _SEARCH_PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 def for_request(environment: Mapping[str, str]) -> dict[str, str]:
     """The user's own values of what decides caches, hub, package index and proxies; directories absolute.
 
-    Raises Refused (usage/prompt-utf8) for a value that is no text.
+    Raises Refused (usage/prompt-utf8) for a value that is no text, and what `absolute` raises.
     """
     chosen = {}
     for name in DIRECTORIES:
         if value := environment.get(name):
-            chosen[name] = _absolute(value, environment)
+            chosen[name] = _expanded(value, environment)
     for name in VALUES:
         if (value := environment.get(name)) is not None:
             chosen[name] = value
@@ -72,7 +72,15 @@ def require_text(what: str, value: str) -> None:
         raise Refused("usage/prompt-utf8", what=what) from None
 
 
-def _absolute(path: str, environment: Mapping[str, str]) -> str:
+def absolute(path: str) -> str:
+    """The path from the root. Raises Refused (model/no-such-directory) from a deleted working directory."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise Refused("model/no-such-directory", path=path) from None
+
+
+def _expanded(path: str, environment: Mapping[str, str]) -> str:
     if path == "~" or path.startswith("~/"):
         path = environment.get("HOME", "~") + path[1:]
-    return os.path.abspath(path)
+    return absolute(path)

@@ -10,7 +10,7 @@ from caldrix_client.channel import Channel, exchange
 from caldrix_client.connect import connect
 from caldrix_client.context import Context
 from caldrix_client.conversation import Conversation, Packed, pack_raw
-from caldrix_client.environment import for_request, require_text
+from caldrix_client.environment import absolute, for_request, require_text
 from caldrix_client.events import show
 from caldrix_client.interrupts import Interrupts
 from caldrix_client.parse import Run
@@ -127,10 +127,7 @@ def _model(argument: str) -> str:
     """What the daemon is asked for: a directory by its absolute path, anything else as it was given."""
     require_text("the model argument", argument)
     if os.path.isdir(argument):
-        try:
-            return os.path.abspath(argument)
-        except FileNotFoundError:  # the working directory was deleted
-            raise Refused("model/no-such-directory", path=argument) from None
+        return absolute(argument)
     if argument.startswith(("./", "../", "/", "~")):
         raise Refused("model/no-such-directory", path=argument)
     return argument

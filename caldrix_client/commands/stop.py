@@ -8,6 +8,7 @@ import signal
 from caldrix_client.channel import Channel, exchange
 from caldrix_client.connect import attach, holder
 from caldrix_client.context import Context
+from caldrix_client.environment import absolute
 from caldrix_client.events import show
 from caldrix_client.interrupts import Interrupts
 from caldrix_client.parse import Stop as Command
@@ -57,5 +58,5 @@ def _terminate(context: Context, refused: Refused) -> int:
 def _named(model: str | None) -> str | None:
     """A model as `ps` names it: a directory by its absolute path."""
     if model is not None and (os.path.isdir(model) or model.startswith(("./", "../", "/"))):
-        return os.path.abspath(model)
+        return absolute(model)
     return model

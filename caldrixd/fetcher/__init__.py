@@ -1,1 +1,3 @@
 """The child process that fetches models, and the daemon's handle on it."""
+
+WEIGHTS = "model.safetensors"

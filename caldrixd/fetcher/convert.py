@@ -19,8 +19,8 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.fetcher import WEIGHTS
 
-WEIGHTS = "model.safetensors"
 CONTROL_TOKEN = 3  # of gguf.TokenType
 
 _NAMES: dict[str, str] = {

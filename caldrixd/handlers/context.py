@@ -49,13 +49,14 @@ class Services:
 class Opening:
     """An open model of one connection. The request is kept to load it again if its worker ends.
 
-    `ctx` is in tokens; `waited` are the seconds this opening took.
+    `ctx` is in tokens; `waited` are the seconds this opening took; `summary` says how replies are computed.
     """
 
     request: Open
     lease: Lease
     ready: Ready
     ctx: int
+    summary: str
     waited: float
 
     @property

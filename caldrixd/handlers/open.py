@@ -26,7 +26,7 @@ from caldrixd.lanes import choose
 from caldrixd.lanes.drivers.compiler import worker_environment
 from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.models import fit, gate
-from caldrixd.models.files import INDEX, weight_files
+from caldrixd.models.files import INDEX
 from caldrixd.models.resolve import ResolvedModel, check_files, resolve
 from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
@@ -68,7 +68,7 @@ async def handle(request: Open, client: Client, services: Services) -> Message:
             handle=handle,
             model=opening.lease.worker.name,
             lane=opening.lease.worker.key.lane,
-            settings=settings_of(request, opening.ready),
+            settings=opening.summary,
             ctx=opening.ctx,
             chat_template=opening.ready.chat_template,
             load_seconds=opening.waited,
@@ -99,11 +99,12 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
         raise
     if request.backend == "auto":
         client.send(as_status("status/backend", lane=lane))
-    client.send(as_status("status/lane", lane=lane, settings=settings_of(request, ready)))
-    return Opening(request, lease, ready, ctx, time.monotonic() - started)
+    summary = _summary(request, ready)
+    client.send(as_status("status/lane", lane=lane, settings=summary))
+    return Opening(request, lease, ready, ctx, summary, time.monotonic() - started)
 
 
-def settings_of(request: Open, ready: Ready) -> str:
+def _summary(request: Open, ready: Ready) -> str:
     """How replies on this opening are computed, for the status line."""
     threads = request.threads or default_threads()
     plural = "" if threads == 1 else "s"
@@ -144,14 +145,13 @@ def _inspect(directory: Path, lane: str) -> Found:
 
 
 def _found(directory: Path, lane: str) -> Found:
-    check_files(directory)
+    weights = check_files(directory)
     spec = gate.read_spec(directory)
-    weights = [(directory / name).stat() for name in weight_files(directory)]
     return Found(
-        key=Key(_real_path(directory), _identity(directory), lane),
+        key=Key(_real_path(directory), _identity(directory, weights), lane),
         spec=spec,
         plan=FAMILIES[spec.architecture].build(spec),
-        weight_bytes=sum(found.st_size for found in weights),
+        weight_bytes=sum((directory / name).stat().st_size for name in weights),
     )
 
 
@@ -165,9 +165,9 @@ def _real_path(directory: Path) -> str:
     return path
 
 
-def _identity(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+def _identity(directory: Path, weights: tuple[str, ...]) -> tuple[tuple[str, int, int, int], ...]:
     """Name, inode, size and change time of every file that a loaded model depends on."""
-    names = [*SMALL_FILES, *weight_files(directory)]
+    names = [*SMALL_FILES, *weights]
     found = [(name, (directory / name).stat()) for name in names if (directory / name).exists()]
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 

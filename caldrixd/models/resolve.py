@@ -54,10 +54,10 @@ def _directory(name: str) -> Path:
     return path
 
 
-def check_files(directory: Path) -> None:
-    """Whether the files of a model are there: config.json, tokenizer.json, weights. Refused by what lacks."""
+def check_files(directory: Path) -> tuple[str, ...]:
+    """The weight files of a model, if all its files are there. Refused by what lacks."""
     if not (directory / "config.json").exists():
         raise Refused("model/missing-files", path=directory)
     if not (directory / "tokenizer.json").exists():
         raise Refused("tokenizer/missing", path=directory)
-    weight_files(directory)
+    return weight_files(directory)

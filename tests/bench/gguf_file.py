@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from caldrixd.fetcher.convert import CONTROL_TOKEN, WEIGHTS, tensor_name
+from caldrixd.fetcher import WEIGHTS
+from caldrixd.fetcher.convert import CONTROL_TOKEN, tensor_name
 from caldrixd.models import weights
 from caldrixd.plan.plan import Tensor
 

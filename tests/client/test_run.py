@@ -380,11 +380,24 @@ def test_a_huge_message_arrives_whole(home: Home) -> None:
     assert heard == [message]
 
 
-def test_a_deleted_working_directory_is_no_model(home: Home) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "variables", "named"),
+    [
+        (("run", ".", "-p", "x"), {}, "."),
+        (("stop", "."), {}, "."),
+        (("run", "demo", "-p", "x"), {"HF_HOME": "cache"}, "cache"),
+    ],
+)
+def test_nothing_is_named_from_a_deleted_working_directory(
+    home: Home, arguments: tuple[str, ...], variables: dict[str, str], named: str
+) -> None:
     gone = home.path / "gone"
     gone.mkdir()
     code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
-    command = [sys.executable, "-c", code, str(gone), *COMMAND, "run", ".", "-p", "x"]
-    done = subprocess.run(command, env=home.environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, str(gone), *COMMAND, *arguments]
+    with Peer(home.address, Model()):
+        done = subprocess.run(
+            command, env=home.environment | variables, capture_output=True, text=True, check=False
+        )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "caldrix: .: no such directory\n"
+    assert done.stderr == f"caldrix: {named}: no such directory\n"

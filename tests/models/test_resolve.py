@@ -58,6 +58,6 @@ def test_the_files_of_a_model(model: ModelDirectory, tmp_path: Path) -> None:
     model.write("tokenizer.json", "{}")
     assert code() == "model/no-safetensors"
     model.write_weights()
-    check_files(tmp_path)
+    assert check_files(tmp_path) == ("model.safetensors",)
     (tmp_path / "config.json").unlink()
     assert code() == "model/missing-files"
