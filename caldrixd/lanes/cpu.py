@@ -12,7 +12,9 @@ from caldrix_kernels.step import layout as at
 from caldrix_protocol.refusals import Refused
 from caldrixd.lanes import packing
 from caldrixd.lanes.arena import Arena
+from caldrixd.lanes.drivers.compiler import compile_kernels
 from caldrixd.lanes.drivers.cores import default_threads
+from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled
 from caldrixd.lanes.lowering import LOGITS, NORMED, QUERIES, ROPE, Lowered, lower
 from caldrixd.lanes.pool import StepPool, Words
@@ -35,35 +37,34 @@ class CpuProgram:
 
     max_rows = MAX_ROWS
 
-    def __init__(self, lowered: Lowered, plan: Plan, tensors: Mapping[str, Tensor], threads: int) -> None:
-        # Compiles, or reads the compiled code from the cache: seconds, so not at module import.
-        from caldrix_kernels.intrinsics.vector import ACT_BF16, ACT_F32, ACT_ROUNDED
-        from caldrix_kernels.linear.numba_cpu import HAS_BF16_DOT, pack_panels
-        from caldrix_kernels.schedule.numba_cpu import pool_thread, publish_and_run
-        from caldrix_kernels.step.numba_cpu import kernel_table
-
+    def __init__(
+        self, lowered: Lowered, plan: Plan, tensors: Mapping[str, Tensor], kernels: Kernels, threads: int
+    ) -> None:
         self.plan = plan
-        self._kernels: Words = kernel_table()
+        self._kernels = kernels
         self._lowered = lowered
         self._threads = threads or default_threads()
         self._pool = StepPool(
-            publish_and_run,
-            pool_thread,
+            kernels.publish_and_run,
+            kernels.pool_thread,
             scratch_bytes=at.scratch_bytes(lowered.head_dim, lowered.group),
             private_bytes=at.round_up(at.SMALL_ROWS * lowered.strides.get(NORMED, 0), 4096),
             threads=self._threads,
         )
         # Without `close` too the pool's threads end before the memory they read.
         self._end_pool = weakref.finalize(self, self._pool.close)
-        self._weights = packing.pack_weights(lowered, tensors, pack_panels.ctypes, default_threads())
+        self._weights = packing.pack_weights(lowered, tensors, kernels.pack_panels, default_threads())
         all_bf16 = all(self._weights.formats[packed] == at.BF16 for packed in lowered.packed)
-        self._acts = {"f32": ACT_F32, "bf16": ACT_BF16 if HAS_BF16_DOT and all_bf16 else ACT_ROUNDED}
+        self._acts = {
+            "f32": at.ACT_F32,
+            "bf16": at.ACT_BF16 if kernels.bf16_dot and all_bf16 else at.ACT_ROUNDED,
+        }
         self._slots: dict[int, Arena] = {}
         self._lengths: dict[int, int] = {}
         self._contexts: dict[int, int] = {}
         self._allocate_memory()
         self._rope_positions = 0
-        self._last_act = ACT_F32
+        self._last_act = at.ACT_F32
         self.size = self._weights.arena.size
 
     def _allocate_memory(self) -> None:
@@ -112,7 +113,7 @@ class CpuProgram:
             at.PARTS: self._parts.address,
             at.PART_COUNTS: self._part_counts.ctypes.data,
             at.MAX_ROWS: MAX_ROWS,
-            at.KERNELS: self._kernels.ctypes.data,
+            at.KERNELS: self._kernels.table.ctypes.data,
         }
         self._pool.block[list(words)] = list(words.values())
 
@@ -125,7 +126,7 @@ class CpuProgram:
     def settings(self) -> str:
         """Stored formats and kernels, for the status line."""
         formats = sorted({_FORMAT_NAMES[self._weights.formats[packed]] for packed in self._lowered.packed})
-        return f"weights {'+'.join(formats)}, kernels numba"
+        return f"weights {'+'.join(formats)}, kernels {self._kernels.name}"
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -277,9 +278,7 @@ def load(plan: Plan, tensors: Mapping[str, Tensor], *, threads: int, report: Rep
     """The plan with its weights on this lane. Refused "lane/unsupported-op" or "lane/cpu-numba"."""
     lowered = lower(plan)
     try:
-        from caldrixd.lanes.drivers.compiler import compile_kernels
-
-        compile_kernels(report)
+        kernels = compile_kernels(report)
     except ImportError as error:
         raise Refused("lane/cpu-numba", reason=error) from None
-    return CpuProgram(lowered, plan, tensors, threads)
+    return CpuProgram(lowered, plan, tensors, kernels, threads)

@@ -44,9 +44,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A sequence's state at one length. For KV the length alone; recurrent state will add its copy."""
+    """A sequence's state at one length: for KV the length alone, recurrent state with a copy of it."""
 
     length: int
+    recurrent: npt.NDArray[np.float32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.recurrent is None else self.recurrent.nbytes
 
 
 class Program(Protocol):
@@ -87,14 +92,19 @@ class Program(Protocol):
         never lost, and harmless, since a cancelled step is run again."""
 
     def commit(self, slot: int, length: int) -> None:
-        """Make positions below `length` part of the sequence."""
+        """Make positions below `length` part of the sequence.
+
+        ValueError where recurrent state was written up to another length.
+        """
 
     def rewind(self, slot: int, length: int) -> None:
-        """Drop what stands at `length` and after."""
+        """Drop what stands at `length` and after. Recurrent state can only go back to 0: else ValueError."""
 
-    def snapshot(self, slot: int) -> Snapshot: ...
+    def snapshot(self, slot: int) -> Snapshot:
+        """The committed state of a slot, for `restore`."""
 
-    def restore(self, slot: int, snapshot: Snapshot) -> None: ...
+    def restore(self, slot: int, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this slot, taken since it was last at a smaller length."""
 
     def close(self) -> None: ...
 

@@ -8,19 +8,38 @@ Ops (inputs -> output; weights; params):
 
     embed      () -> x;           (table,)        row i is the table's row of the step's token i,
                                                   or the step's embedding row i where one is given
-    rmsnorm    (x,) -> y;         (gain,)         eps
+    rmsnorm    (x,) -> y;         (gain,)         eps, groups, offset; each of `groups` equal parts of a
+                                                  row is normed alone, times gain + offset
     linear     (x,) -> y;         (weight[, bias]) y = x @ weight.T + bias
+    slice      (x,) -> y;         ()              groups, first, count; `count` columns from `first`
+                                                  of each of `groups` equal parts of a row
     rope       (x,) -> y;         ()              heads, head_dim; uses plan.rope
     attention  (q, k, v) -> y;    ()              heads, kv_heads, head_dim, scale, layer, window
                                                   writes k, v into the layer's state at the row's
-                                                  position, then attends over positions 0..own
-    silu_mul   (gate, up) -> y;   ()
+                                                  position, then attends over positions 0..own, of
+                                                  which a window over 0 leaves the last `window`
+    silu_mul   (gate, up) -> y;   ()              silu(gate) * up
+    sigmoid_mul (x, gate) -> y;   ()              x * sigmoid(gate)
     add        (a, b) -> y;       ()
     gather     (x,) -> y;         ()              only the rows whose logits are wanted
+    experts    (x, scores) -> y;  (gate 0, up 0, down 0, gate 1, ...)
+                                                  experts, top_k, normalise; softmax of the
+                                                  scores, the top_k largest (the lower id among
+                                                  equals), divided by their sum where `normalise`;
+                                                  y = sum of weight * down(silu_mul(gate x, up x))
+    causal_conv (x,) -> y;        (weight,)       taps, state; per channel, weight (channels, 1, taps):
+                                                  y[t] = silu(sum_j weight[j] * x[t - taps + 1 + j])
+    delta_rule (qkv, a, b) -> y;  (a_log, dt_bias) key_heads, value_heads, key_dim, value_dim, state
+                                                  qkv: all query heads, then keys, then values
+    gated_rmsnorm (x, z) -> y;    (gain,)         eps, groups; rmsnorm of each group times gain,
+                                                  then times silu(z)
+
+`causal_conv` and `delta_rule` have recurrent state: it can be extended but not rewound.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -62,6 +81,17 @@ class KvState:
 
 
 @dataclass(frozen=True)
+class RecurrentState:
+    """What one recurrent op carries from row to row: float32 of this shape, zero before the first row.
+
+    causal_conv: (taps - 1, channels), the last inputs, oldest first. delta_rule: (value_heads, key_dim,
+    value_dim).
+    """
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """A model as ops. `widths` maps buffer name to row width; the last op's output is the logits."""
 
@@ -73,6 +103,17 @@ class Plan:
     vocab_size: int
     hidden_size: int
     max_context: int
+    recurrent: tuple[RecurrentState, ...] = ()
+
+    @property
+    def rewindable(self) -> bool:
+        """Whether a sequence can be cut back to any length; recurrent state only to one it was saved at."""
+        return not self.recurrent
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of recurrent state for one sequence of any length, once."""
+        return sum(4 * math.prod(state.shape) for state in self.recurrent)
 
     def kv_bytes(self, ctx: int) -> int:
         """Bytes of state for one sequence of `ctx` tokens, keys and values in float32."""

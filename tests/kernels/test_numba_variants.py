@@ -13,7 +13,6 @@ from caldrix_kernels.attention import numba_cpu as attention
 from caldrix_kernels.attention.reference import attention as attention_reference
 from caldrix_kernels.embed import numba_cpu as embed
 from caldrix_kernels.formats import narrow_bf16, widen
-from caldrix_kernels.intrinsics.vector import ACT_BF16, ACT_F32, ACT_ROUNDED
 from caldrix_kernels.linear import numba_cpu as linear
 from caldrix_kernels.linear.reference import linear as linear_reference
 from caldrix_kernels.rmsnorm import numba_cpu as rmsnorm
@@ -24,6 +23,9 @@ from caldrix_kernels.rope.reference import rope as rope_reference
 from caldrix_kernels.silu_mul import numba_cpu as silu_mul
 from caldrix_kernels.silu_mul.reference import silu_mul as silu_mul_reference
 from caldrix_kernels.step.layout import (
+    ACT_BF16,
+    ACT_F32,
+    ACT_ROUNDED,
     BF16,
     F16,
     FLOAT32,

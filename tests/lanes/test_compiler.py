@@ -72,7 +72,7 @@ compiler.INTERPRETER = "caldrix_kernels.silu_mul.numba_cpu"
 if len(sys.argv) > 1:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
 try:
-    compiler.compile_kernels(lambda code, fields: print(code))
+    compiler.import_kernels(lambda code, fields: print(code))
     print(sys.modules[compiler.INTERPRETER].silu_mul_tile.cache_hits)
 except Refused as refused:
     print(refused.code, refused.fields["reason"], sep=":")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import caldrix_kernels
 from caldrix_protocol.refusals import Refused
+from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Report
 
 INTERPRETER = "caldrix_kernels.step.numba_cpu"
@@ -62,7 +63,13 @@ def worker_environment(cache_directory: Path) -> dict[str, str]:
     return {"NUMBA_CACHE_DIR": str(directory)}
 
 
-def compile_kernels(report: Report) -> None:
+def compile_kernels(report: Report) -> Kernels:
+    """The kernels as numba compiles them; raises what `import_kernels` does."""
+    import_kernels(report)
+    return Kernels(name="numba", **import_module(INTERPRETER).compiled())
+
+
+def import_kernels(report: Report) -> None:
     """Import the interpreter: from the cache in half a second, else compiled, with status lines.
 
     The cache is that of `worker_environment`; what is damaged in it is compiled again. ImportError

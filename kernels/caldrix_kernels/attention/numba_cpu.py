@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import call, kernel, routine
-from caldrix_kernels.step.layout import BLOCK, PANEL
+from caldrix_kernels.step.layout import ACT_BF16, ACT_BYTES, ACT_F32, ACT_ROUNDED, BLOCK, PANEL
 
 BLOCK_VECTORS = BLOCK // v.LANES
 
@@ -138,7 +138,7 @@ def _make_finish(act):
 
             def body(index, _):
                 value = v.load(builder, builder.add(run, builder.mul(index, v.const(64))), v.VF)
-                target = builder.add(out, builder.mul(index, v.const(16 * v.ACT_BYTES[act])))
+                target = builder.add(out, builder.mul(index, v.const(16 * ACT_BYTES[act])))
                 v.store_activation(builder, builder.fdiv(value, total), target, act)
 
             v.counted_loop(builder, count, body)
@@ -149,16 +149,14 @@ def _make_finish(act):
     return finish
 
 
-_finish_f32, _finish_bf16, _finish_rounded = (
-    _make_finish(act) for act in (v.ACT_F32, v.ACT_BF16, v.ACT_ROUNDED)
-)
+_finish_f32, _finish_bf16, _finish_rounded = (_make_finish(act) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED))
 
 
 @kernel(5)
 def finish_head(act, run, width, out, count):
-    if act == v.ACT_F32:
+    if act == ACT_F32:
         _finish_f32(run, width, out, count)
-    elif act == v.ACT_BF16:
+    elif act == ACT_BF16:
         _finish_bf16(run, width, out, count)
     else:
         _finish_rounded(run, width, out, count)

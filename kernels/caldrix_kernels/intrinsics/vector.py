@@ -8,6 +8,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
 
+from caldrix_kernels.step.layout import ACT_BF16, ACT_F32
+
 LANES = 16
 
 I8 = ir.IntType(8)
@@ -148,13 +150,6 @@ def round_to_bf16(builder, vector):
     bits = builder.bitcast(vector, VI)
     odd = builder.and_(builder.lshr(bits, int_lanes(16)), int_lanes(1))
     return builder.add(bits, builder.add(odd, int_lanes(0x7FFF)))
-
-
-# How an activation is stored for the matmuls that read it.
-ACT_F32 = 0  # float32 as computed
-ACT_BF16 = 1  # bfloat16, two bytes, for the bfloat16 dot product instruction
-ACT_ROUNDED = 2  # rounded to bfloat16 but kept as float32, where there is no such instruction
-ACT_BYTES = {ACT_F32: 4, ACT_BF16: 2, ACT_ROUNDED: 4}
 
 
 def store_activation(builder, vector, address, act):

@@ -7,6 +7,7 @@ from numba.extending import intrinsic
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import kernel
 from caldrix_kernels.intrinsics.memory import bits_to_float
+from caldrix_kernels.step.layout import ACT_BF16, ACT_BYTES, ACT_F32, ACT_ROUNDED
 
 
 @intrinsic
@@ -39,7 +40,7 @@ def _make_scale(act):
                 at = builder.mul(index, v.const(64))
                 value = builder.fmul(v.load(builder, builder.add(x, at), v.VF), factor)
                 value = builder.fmul(value, v.load(builder, builder.add(gain, at), v.VF))
-                target = builder.add(out, builder.mul(index, v.const(16 * v.ACT_BYTES[act])))
+                target = builder.add(out, builder.mul(index, v.const(16 * ACT_BYTES[act])))
                 v.store_activation(builder, value, target, act)
 
             v.counted_loop(builder, builder.lshr(width, v.const(4)), body)
@@ -50,7 +51,7 @@ def _make_scale(act):
     return scale
 
 
-_scale_f32, _scale_bf16, _scale_rounded = (_make_scale(act) for act in (v.ACT_F32, v.ACT_BF16, v.ACT_ROUNDED))
+_scale_f32, _scale_bf16, _scale_rounded = (_make_scale(act) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED))
 
 
 @kernel(7)
@@ -59,9 +60,9 @@ def norm_row(act, x, gain, out, width, true_width, epsilon_bits):
     epsilon = bits_to_float(np.uint32(epsilon_bits))
     mean = sum_of_squares(x, width) / np.float32(true_width)
     factor = np.float32(1.0) / np.sqrt(mean + epsilon)
-    if act == v.ACT_F32:
+    if act == ACT_F32:
         _scale_f32(x, factor, gain, out, width)
-    elif act == v.ACT_BF16:
+    elif act == ACT_BF16:
         _scale_bf16(x, factor, gain, out, width)
     else:
         _scale_rounded(x, factor, gain, out, width)

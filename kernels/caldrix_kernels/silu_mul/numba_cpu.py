@@ -5,6 +5,7 @@ from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import kernel
+from caldrix_kernels.step.layout import ACT_BF16, ACT_F32, ACT_ROUNDED
 
 
 def _make_silu_mul(act):
@@ -30,15 +31,15 @@ def _make_silu_mul(act):
     return silu_mul
 
 
-_silu_f32, _silu_bf16, _silu_rounded = (_make_silu_mul(act) for act in (v.ACT_F32, v.ACT_BF16, v.ACT_ROUNDED))
+_silu_f32, _silu_bf16, _silu_rounded = (_make_silu_mul(act) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED))
 
 
 @kernel(6)
 def silu_mul_tile(act, tile, tile_stride, out, out_stride, rows):
     """out[m, 0:16] = silu(tile[m, 0:16]) * tile[m, 16:32], stored as an activation."""
-    if act == v.ACT_F32:
+    if act == ACT_F32:
         _silu_f32(tile, tile_stride, out, out_stride, rows)
-    elif act == v.ACT_BF16:
+    elif act == ACT_BF16:
         _silu_bf16(tile, tile_stride, out, out_stride, rows)
     else:
         _silu_rounded(tile, tile_stride, out, out_stride, rows)

@@ -20,7 +20,7 @@ STEP_WORDS = 64
     ROWS,  # rows of this step
     WANTED,  # rows whose logits are wanted
     THREADS,  # threads that take part
-    ACT,  # how activations are stored (intrinsics.vector.ACT_*)
+    ACT,  # how activations are stored (ACT_* below)
     SPIN,  # pauses before a waiting thread parks
     BASE,  # number of the step's first item
     TOKENS,  # address of int64[rows]
@@ -114,6 +114,12 @@ FORMATS = {"BF16": BF16, "F16": F16, "F32": FLOAT32}
 # Bytes a tile's loop step moves on in a panel.
 TILE_STEP = {BF16: 128, F16: 64, FLOAT32: 128}
 FORMAT_BYTES = {BF16: 2, F16: 2, FLOAT32: 4}
+
+# How activations are stored for the matmuls that read them.
+ACT_F32 = 0  # float32 as computed
+ACT_BF16 = 1  # bfloat16, two bytes, for the bfloat16 dot product instruction
+ACT_ROUNDED = 2  # rounded to bfloat16 but kept as float32, where there is no such instruction
+ACT_BYTES = {ACT_F32: 4, ACT_BF16: 2, ACT_ROUNDED: 4}
 
 # --- geometry -----------------------------------------------------------------------------------------
 PANEL = 32  # output rows of a weight panel

@@ -1,7 +1,8 @@
 """The SPMD interpreter: every thread runs `run_step` over the same program, a table of fused stages."""
 
+from typing import Any
+
 import numpy as np
-import numpy.typing as npt
 
 from caldrix_kernels.attention.numba_cpu import (
     attend_block,
@@ -24,11 +25,12 @@ from caldrix_kernels.intrinsics.memory import (
     store_u16,
     store_u32,
 )
-from caldrix_kernels.intrinsics.vector import ACT_BF16
 from caldrix_kernels.linear.numba_cpu import (
+    HAS_BF16_DOT,
     add_bias,
     add_tile,
     copy_tile,
+    pack_panels,
     panel_bytes,
     tile_bf16,
     tile_dot,
@@ -45,12 +47,15 @@ from caldrix_kernels.schedule.numba_cpu import (
     claim_size,
     finish,
     kernel_at,
+    pool_thread,
+    publish_and_run,
     wait_finished,
     word,
 )
 from caldrix_kernels.silu_mul.numba_cpu import silu_mul_tile
 from caldrix_kernels.step import layout as at
 from caldrix_kernels.step.layout import (
+    ACT_BF16,
     ADD,
     ATTENTION,
     BLOCK,
@@ -464,20 +469,29 @@ def run_step(step, thread):
     store_i64(step + 8 * at.BASE, base)
 
 
-def kernel_table() -> npt.NDArray[np.int64]:
-    """Addresses of this module's kernels, int64 in the order of step.layout."""
-    kernels = {
-        at.TILE_BF16: tile_bf16,
-        at.TILE_F16: tile_f16,
-        at.TILE_F32: tile_f32,
-        at.TILE_DOT: tile_dot,
-        at.TILE_F32_WIDE: tile_f32_wide,
-        at.NORM_ROW: norm_row,
-        at.ROTATE: rotate,
-        at.SILU_MUL_TILE: silu_mul_tile,
-        at.ATTEND_BLOCK: attend_block,
-        at.MERGE_PARTIALS: merge_partials,
-        at.FINISH_HEAD: finish_head,
-        at.RUN_STEP: run_step,
+def compiled() -> dict[str, Any]:
+    """The fields of lanes.kernels.Kernels, but for the name."""
+    table = np.array([KERNELS[number].address for number in range(len(KERNELS))], np.int64)
+    return {
+        "table": table,
+        "pack_panels": pack_panels.ctypes,
+        "publish_and_run": publish_and_run,
+        "pool_thread": pool_thread,
+        "bf16_dot": HAS_BF16_DOT,
     }
-    return np.array([kernels[number].address for number in range(len(kernels))], np.int64)
+
+
+KERNELS = {
+    at.TILE_BF16: tile_bf16,
+    at.TILE_F16: tile_f16,
+    at.TILE_F32: tile_f32,
+    at.TILE_DOT: tile_dot,
+    at.TILE_F32_WIDE: tile_f32_wide,
+    at.NORM_ROW: norm_row,
+    at.ROTATE: rotate,
+    at.SILU_MUL_TILE: silu_mul_tile,
+    at.ATTEND_BLOCK: attend_block,
+    at.MERGE_PARTIALS: merge_partials,
+    at.FINISH_HEAD: finish_head,
+    at.RUN_STEP: run_step,
+}
