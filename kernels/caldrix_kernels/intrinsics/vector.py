@@ -145,6 +145,41 @@ def exp(builder, x):
     return builder.bitcast(builder.add(builder.bitcast(poly, VI), exponent), VF)
 
 
+def sigmoid(builder, x):
+    """1 / (1 + exp(-x)) in each lane, relative error below 4e-7 on [-87, 88]; never NaN."""
+    decay = exp(builder, builder.fsub(lanes(-0.0), x))
+    return builder.fdiv(lanes(1.0), builder.fadd(lanes(1.0), decay))
+
+
+def silu(builder, x):
+    """x / (1 + exp(-x)) in each lane."""
+    decay = exp(builder, builder.fsub(lanes(-0.0), x))
+    return builder.fdiv(x, builder.fadd(lanes(1.0), decay))
+
+
+# The series of 2 atanh(s) = 2s (1 + s**2 / 3 + s**4 / 5 + ...) for s <= 1/3; the first term left out is
+# below 2**-31 of the sum.
+LOG1P_SERIES = tuple(1.0 / n for n in range(17, 1, -2))
+
+
+def log1p(builder, u):
+    """log(1 + u) = 2 atanh(u / (2 + u)) in each lane, 0 <= u <= 1, relative error below 2e-7."""
+    s = builder.fdiv(u, builder.fadd(u, lanes(2.0)))
+    square = builder.fmul(s, s)
+    series = lanes(LOG1P_SERIES[0])
+    for coefficient in LOG1P_SERIES[1:]:
+        series = fma(builder, series, square, lanes(coefficient))
+    double = builder.fadd(s, s)
+    return fma(builder, double, builder.fmul(series, square), double)
+
+
+def softplus(builder, x):
+    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)) in each lane, exp as above."""
+    negated = builder.fsub(lanes(-0.0), x)
+    decay = exp(builder, minimum(builder, x, negated))
+    return builder.fadd(maximum(builder, x, lanes(0.0)), log1p(builder, decay))
+
+
 def round_to_bf16(builder, vector):
     """float32 lanes -> bfloat16 bit patterns in the high half of int32 lanes, nearest even."""
     bits = builder.bitcast(vector, VI)

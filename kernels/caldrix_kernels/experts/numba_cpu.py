@@ -1,0 +1,155 @@
+"""Mixture of experts: which experts a row goes to, and the weighted sum of what they made of it.
+
+Softmax and sums across a row as everywhere: sixteen lanes (expert mod 16), then the fixed tree.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from caldrix_kernels.intrinsics import vector as v
+from caldrix_kernels.intrinsics.jit import kernel
+from caldrix_kernels.intrinsics.memory import load_f32, load_i64, store_f32, store_i64
+
+PICKED = -1.0  # stands for the probability of an expert that was picked, or is none
+
+
+@intrinsic
+def _softmax(typing, scores, experts):
+    """scores[0:experts] -> probabilities; PICKED from there to the next multiple of 16."""
+
+    def codegen(context, builder, signature, arguments):
+        scores, experts = arguments
+        count = builder.lshr(builder.add(experts, v.const(15)), v.const(4))
+        limit = v.broadcast(builder, builder.trunc(experts, v.I32), v.VI)
+
+        def place(index):
+            return builder.add(scores, builder.mul(index, v.const(64)))
+
+        def real(index):
+            return builder.icmp_signed("<", _numbers(builder, index), limit)
+
+        def top(index, tops):
+            part = v.load(builder, place(index), v.VF)
+            part = builder.select(real(index), part, v.lanes(float("-inf")))
+            return [v.maximum(builder, part, tops[0])]
+
+        tops = v.counted_loop(builder, count, top, [v.lanes(float("-inf"))])[0]
+        highest = v.broadcast(builder, v.reduce(builder, tops, lambda a, b: v.maximum(builder, a, b)), v.VF)
+
+        def power(index, sums):
+            part = v.exp(builder, builder.fsub(v.load(builder, place(index), v.VF), highest))
+            part = builder.select(real(index), part, v.lanes(0.0))
+            v.store(builder, part, place(index))
+            return [builder.fadd(sums[0], part)]
+
+        sums = v.counted_loop(builder, count, power, [v.lanes(0.0)])[0]
+        total = v.broadcast(builder, v.reduce(builder, sums, builder.fadd), v.VF)
+
+        def divide(index, _):
+            part = builder.fdiv(v.load(builder, place(index), v.VF), total)
+            v.store(builder, builder.select(real(index), part, v.lanes(PICKED)), place(index))
+
+        v.counted_loop(builder, count, divide)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def _numbers(builder, index):
+    """int32 lanes: 16 * index + lane."""
+    first = v.broadcast(builder, builder.trunc(builder.shl(index, v.const(4)), v.I32), v.VI)
+    return builder.add(first, ir.Constant(v.VI, list(range(v.LANES))))
+
+
+@intrinsic
+def _largest(typing, scores, count):
+    """The lowest id of the largest of scores[0:16 * count]."""
+
+    def codegen(context, builder, signature, arguments):
+        scores, count = arguments
+
+        def body(index, carried):
+            best, ids = carried
+            part = v.load(builder, builder.add(scores, builder.mul(index, v.const(64))), v.VF)
+            better = builder.fcmp_ordered(">", part, best)
+            return [
+                builder.select(better, part, best),
+                builder.select(better, _numbers(builder, index), ids),
+            ]
+
+        def lower(a, b):
+            return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+        best, ids = v.counted_loop(builder, count, body, [v.lanes(PICKED), v.int_lanes(0)])
+        highest = v.broadcast(builder, v.reduce(builder, best, lambda a, b: v.maximum(builder, a, b)), v.VF)
+        equal = builder.fcmp_ordered("==", best, highest)
+        ids = builder.select(equal, ids, v.int_lanes(0x7FFFFFFF))
+        return builder.zext(v.reduce(builder, ids, lower), v.I64)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@kernel(6)
+def route_row(scores, experts, top_k, normalise, ids, weights):
+    """The top_k most probable experts, the lower id among equals, by softmax of their scores.
+
+    scores: float32[experts, rounded up to 16], overwritten; ids: int64[top_k], ascending; weights:
+    float32[top_k], their probabilities, divided by the sum of them (in that order) where `normalise` is 1.
+    top_k <= experts. Scores that are not finite give some top_k different ids.
+    """
+    _softmax(scores, experts)
+    count = (experts + 15) >> 4
+    for picked in range(top_k):
+        best = _largest(scores, count)
+        weight = load_f32(scores + best * 4)
+        store_f32(scores + best * 4, np.float32(PICKED))
+        place = picked
+        while place > 0 and load_i64(ids + (place - 1) * 8) > best:
+            store_i64(ids + place * 8, load_i64(ids + (place - 1) * 8))
+            store_f32(weights + place * 4, load_f32(weights + (place - 1) * 4))
+            place -= 1
+        store_i64(ids + place * 8, best)
+        store_f32(weights + place * 4, weight)
+    if normalise == 1:
+        total = np.float32(0.0)
+        for i in range(top_k):
+            total += load_f32(weights + i * 4)
+        for i in range(top_k):
+            store_f32(weights + i * 4, load_f32(weights + i * 4) / total)
+
+
+@intrinsic
+def _combine(typing, out, count, parts, stride, places, weights, top_k):
+    def codegen(context, builder, signature, arguments):
+        out, count, parts, stride, places, weights, top_k = arguments
+
+        def columns(index, _):
+            at = builder.mul(index, v.const(64))
+
+            def expert(i, sums):
+                place = v.load(builder, builder.add(places, builder.mul(i, v.const(8))), v.I64, align=8)
+                weight = v.load(builder, builder.add(weights, builder.mul(i, v.const(4))), v.F32)
+                part = builder.add(builder.add(parts, builder.mul(place, stride)), at)
+                part = v.load(builder, part, v.VF)
+                return [v.fma(builder, v.broadcast(builder, weight, v.VF), part, sums[0])]
+
+            total = v.counted_loop(builder, top_k, expert, [v.lanes(0.0)])[0]
+            target = builder.add(out, at)
+            v.store(builder, builder.fadd(v.load(builder, target, v.VF), total), target)
+
+        v.counted_loop(builder, count, columns)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen
+
+
+@kernel(7)
+def combine_row(out, width, parts, stride, places, weights, top_k):
+    """out[0:width] += the sum over i < top_k, in order, of weights[i] times row places[i] of `parts`.
+
+    out: float32[width], a multiple of 16; parts: float32 rows, `stride` bytes apart; places: int64[top_k];
+    weights: float32[top_k]; top_k >= 1. The sum is a chain of fused steps and is added to `out` once.
+    """
+    _combine(out, width >> 4, parts, stride, places, weights, top_k)
