@@ -8,12 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from caldrix_kernels import OPS
 from caldrix_kernels.causal_conv import numba_cpu as causal_conv
+from caldrix_kernels.causal_conv.reference import causal_conv as causal_conv_reference
 from caldrix_kernels.delta_rule import numba_cpu as delta_rule
+from caldrix_kernels.delta_rule.reference import delta_rule as delta_rule_reference
 from caldrix_kernels.experts import numba_cpu as experts
+from caldrix_kernels.experts.reference import route as route_reference
 from caldrix_kernels.formats import narrow_bf16, widen
 from caldrix_kernels.gated_rmsnorm import numba_cpu as gated_rmsnorm
+from caldrix_kernels.gated_rmsnorm.reference import gated_rmsnorm as gated_rmsnorm_reference
 from caldrix_kernels.sigmoid_mul import numba_cpu as sigmoid_mul
+from caldrix_kernels.sigmoid_mul.reference import sigmoid_mul as sigmoid_mul_reference
+from caldrix_kernels.silu_mul.reference import sigmoid
 from caldrix_kernels.step.layout import ACT_BF16, ACT_F32, ACT_ROUNDED, round_up
 
 Float32 = npt.NDArray[np.float32]
@@ -24,14 +31,9 @@ def float_bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def sigmoid(x: npt.NDArray[Any]) -> Float64:
-    decay = np.exp(-np.abs(x.astype(np.float64)))
-    y: Float64 = np.where(x >= 0, 1.0, decay) / (1.0 + decay)
-    return y
-
-
-def silu(x: npt.NDArray[Any]) -> Float64:
-    return x.astype(np.float64) * sigmoid(x)
+def close(name: str, got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+    tolerance = OPS[name].tolerance
+    np.testing.assert_allclose(got, expected, rtol=tolerance.relative, atol=tolerance.absolute)
 
 
 def fused(a: Any, b: Any, c: Any) -> Float32:
@@ -62,14 +64,22 @@ def route(scores: Float32, top_k: int, normalise: int) -> tuple[npt.NDArray[np.i
 def test_routing_takes_the_most_probable(count: int, top_k: int) -> None:
     rng = np.random.default_rng(count)
     scores = (rng.standard_normal(count) * 4).astype(np.float32)
-    wide = np.exp(scores.astype(np.float64) - scores.max())
-    probabilities = wide / wide.sum()
-    expected = np.sort(np.argsort(-scores, kind="stable")[:top_k])
-    ids, weights = route(scores, top_k, 0)
-    assert ids.tolist() == expected.tolist()
-    np.testing.assert_allclose(weights, probabilities[expected], rtol=2e-6)
-    shares = probabilities[expected] / probabilities[expected].sum()
-    np.testing.assert_allclose(route(scores, top_k, 1)[1], shares, rtol=2e-6)
+    for normalise in (0, 1):
+        expected, shares = route_reference(scores[None], top_k=top_k, normalise=bool(normalise))
+        ids, weights = route(scores, top_k, normalise)
+        assert ids.tolist() == expected[0].tolist()
+        np.testing.assert_allclose(weights, shares[0], rtol=2e-6)
+
+
+def test_routing_tells_scores_apart_whose_weights_are_equal() -> None:
+    scores = np.full(20, 1.0, np.float32)
+    scores[[3, 18]] = np.nextafter(np.float32(1), np.float32(2))
+    ids, weights = route(scores, 2, 0)
+    assert ids.tolist() == [3, 18]
+    scores[5] = 100.0
+    scores[[7, 9]] = (-200.0, -150.0)
+    assert route(scores, 19, 0)[0].tolist() == [i for i in range(20) if i != 7]
+    assert weights[0] == weights[1]
 
 
 def test_routing_takes_the_lower_of_equals() -> None:
@@ -140,12 +150,12 @@ def test_causal_convolution(channels: int, taps: int) -> None:
         rng.standard_normal((9, channels), np.float32),
         rng.standard_normal((taps, channels), np.float32),
     )
-    history = np.concatenate([np.zeros((taps - 1, channels), np.float32), x])
     out, state = convolved(x, None, weight)
-    for row in range(len(x)):
-        window = history[row : row + taps].astype(np.float64)
-        np.testing.assert_allclose(out[row], silu((weight * window).sum(axis=0)), rtol=3e-6, atol=3e-6)
-    assert state.tobytes() == history[len(x) :].tobytes()
+    expected, last = causal_conv_reference(
+        x, np.zeros((taps - 1, channels), np.float32), np.ascontiguousarray(weight.T)[:, None]
+    )
+    close("causal_conv", out, expected)
+    assert state.tobytes() == last.tobytes()
 
 
 @pytest.mark.parametrize("cut", [(1,) * 9, (2, 7), (3, 1, 5), (8, 1), (4, 5)])
@@ -273,6 +283,50 @@ def test_delta_rule(key_dim: int, columns: int, given: bool) -> None:
     np.testing.assert_allclose(following, last, rtol=3e-6, atol=3e-6)
 
 
+def test_the_parts_of_the_delta_rule_make_the_whole() -> None:
+    """Gates, normalised queries and keys, and heads that share a key head, against the reference."""
+    rng = np.random.default_rng(8)
+    rows, key_heads, value_heads, key_dim, value_dim = 6, 2, 4, 32, 16
+    keys = key_heads * key_dim
+    qkv = rng.standard_normal((rows, 2 * keys + value_heads * value_dim), np.float32)
+    a, b, decay, beta = (np.zeros((rows, 16), np.float32) for _ in range(4))
+    a_log, dt_bias = np.zeros(16, np.float32), np.zeros(16, np.float32)
+    for array in (a.T, b.T, a_log, dt_bias):
+        array[:value_heads] = rng.standard_normal((*array[:value_heads].shape,))
+    state = rng.standard_normal((value_heads, key_dim, value_dim), np.float32)
+    small = (a[:, :value_heads], b[:, :value_heads], state, a_log[:value_heads], dt_bias[:value_heads])
+    expected, last = delta_rule_reference(qkv, *small, key_heads=key_heads, key_dim=key_dim)
+    for row in range(rows):
+        gates = (a[row], b[row], a_log, dt_bias)
+        delta_rule.gates_row.ctypes(*map(address, gates), 16, address(decay[row]), address(beta[row]))
+        for head in range(2 * key_heads):
+            place = address(qkv[row]) + head * key_dim * 4
+            scale = key_dim**-0.5 if head < key_heads else 1.0
+            delta_rule.normalise_head.ctypes(place, key_dim, float_bits(scale), place)
+    out, following = np.zeros((rows, value_heads * value_dim), np.float32), np.zeros_like(state)
+    for head in range(value_heads):
+        query = address(qkv) + head // 2 * key_dim * 4
+        delta_rule.delta_head.ctypes(
+            rows,
+            query,
+            query + 4 * keys,
+            address(qkv) + 4 * (2 * keys + head * value_dim),
+            qkv.strides[0],
+            address(decay) + 4 * head,
+            address(beta) + 4 * head,
+            decay.strides[0],
+            address(state[head]),
+            address(following[head]),
+            key_dim,
+            value_dim,
+            address(out) + 4 * head * value_dim,
+            out.strides[0],
+            state.strides[1],
+        )
+    close("delta_rule", out, expected)
+    close("delta_rule", following, last)
+
+
 def test_delta_rule_is_made_of_chains_of_fused_steps() -> None:
     head = Head(3, 20, 16, seed=4)
     s = head.state
@@ -336,12 +390,11 @@ def test_delta_rule_leaves_the_given_state_alone() -> None:
 def test_gated_norm(width: int) -> None:
     rng = np.random.default_rng(width)
     x, z, gain = ((rng.standard_normal(width) * 5).astype(np.float32) for _ in range(3))
-    wide = x.astype(np.float64)
-    expected = wide / np.sqrt((wide**2).mean() + 1e-6) * gain * silu(z)
+    expected = gated_rmsnorm_reference(x[None], z[None], gain, 1e-6, groups=1)[0]
     out, halves = np.full(width + 1, 9, np.float32), np.full(width + 1, 9, np.uint16)
     inputs = tuple(map(address, (x, z, gain)))
     gated_rmsnorm.gated_norm_head.ctypes(ACT_F32, *inputs, address(out), width, float_bits(1e-6))
-    np.testing.assert_allclose(out[:width], expected, rtol=2e-6, atol=1e-7)
+    close("gated_rmsnorm", out[:width], expected)
     assert out[width] == 9
     check_rounding(
         out,
@@ -359,7 +412,7 @@ def test_sigmoid_mul(width: int) -> None:
     out, halves = np.full(width + 1, 9, np.float32), np.full(width + 1, 9, np.uint16)
     inputs = (address(x), address(gate))
     sigmoid_mul.sigmoid_mul_row.ctypes(ACT_F32, *inputs, address(out), width // 16)
-    np.testing.assert_allclose(out[:width], x * sigmoid(gate), rtol=1e-6, atol=1e-36)
+    close("sigmoid_mul", out[:width], sigmoid_mul_reference(x, gate))
     assert out[width] == 9
     check_rounding(
         out, halves, width, lambda act, to: sigmoid_mul.sigmoid_mul_row.ctypes(act, *inputs, to, width // 16)

@@ -12,55 +12,69 @@ from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import kernel
 from caldrix_kernels.intrinsics.memory import load_f32, load_i64, store_f32, store_i64
 
-PICKED = -1.0  # stands for the probability of an expert that was picked, or is none
-
-
-@intrinsic
-def _softmax(typing, scores, experts):
-    """scores[0:experts] -> probabilities; PICKED from there to the next multiple of 16."""
-
-    def codegen(context, builder, signature, arguments):
-        scores, experts = arguments
-        count = builder.lshr(builder.add(experts, v.const(15)), v.const(4))
-        limit = v.broadcast(builder, builder.trunc(experts, v.I32), v.VI)
-
-        def place(index):
-            return builder.add(scores, builder.mul(index, v.const(64)))
-
-        def real(index):
-            return builder.icmp_signed("<", _numbers(builder, index), limit)
-
-        def top(index, tops):
-            part = v.load(builder, place(index), v.VF)
-            part = builder.select(real(index), part, v.lanes(float("-inf")))
-            return [v.maximum(builder, part, tops[0])]
-
-        tops = v.counted_loop(builder, count, top, [v.lanes(float("-inf"))])[0]
-        highest = v.broadcast(builder, v.reduce(builder, tops, lambda a, b: v.maximum(builder, a, b)), v.VF)
-
-        def power(index, sums):
-            part = v.exp(builder, builder.fsub(v.load(builder, place(index), v.VF), highest))
-            part = builder.select(real(index), part, v.lanes(0.0))
-            v.store(builder, part, place(index))
-            return [builder.fadd(sums[0], part)]
-
-        sums = v.counted_loop(builder, count, power, [v.lanes(0.0)])[0]
-        total = v.broadcast(builder, v.reduce(builder, sums, builder.fadd), v.VF)
-
-        def divide(index, _):
-            part = builder.fdiv(v.load(builder, place(index), v.VF), total)
-            v.store(builder, builder.select(real(index), part, v.lanes(PICKED)), place(index))
-
-        v.counted_loop(builder, count, divide)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+LARGEST = float(np.finfo(np.float32).max)
+PICKED = float("-inf")  # stands for the score of an expert that was picked, or is none
 
 
 def _numbers(builder, index):
     """int32 lanes: 16 * index + lane."""
     first = v.broadcast(builder, builder.trunc(builder.shl(index, v.const(4)), v.I32), v.VI)
     return builder.add(first, ir.Constant(v.VI, list(range(v.LANES))))
+
+
+@intrinsic
+def _make_finite(typing, scores, experts):
+    """Clamp scores[0:experts], NaN to the lowest; PICKED up to a multiple of 16. Returns the largest."""
+
+    def codegen(context, builder, signature, arguments):
+        scores, experts = arguments
+        limit = v.broadcast(builder, builder.trunc(experts, v.I32), v.VI)
+        picked = ir.Constant(v.VF, [PICKED] * v.LANES)
+
+        def body(index, tops):
+            place = builder.add(scores, builder.mul(index, v.const(64)))
+            part = v.maximum(builder, v.load(builder, place, v.VF), v.lanes(-LARGEST))
+            part = v.minimum(builder, part, v.lanes(LARGEST))
+            part = builder.select(builder.icmp_signed("<", _numbers(builder, index), limit), part, picked)
+            v.store(builder, part, place)
+            return [v.maximum(builder, part, tops[0])]
+
+        count = builder.lshr(builder.add(experts, v.const(15)), v.const(4))
+        tops = v.counted_loop(builder, count, body, [picked])[0]
+        return v.reduce(builder, tops, lambda a, b: v.maximum(builder, a, b))
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _sum_of_powers(typing, scores, highest, count):
+    """The sum of exp(score - highest) over scores[0:16 * count] that are not PICKED."""
+
+    def codegen(context, builder, signature, arguments):
+        scores, highest, count = arguments
+        highest = v.broadcast(builder, highest, v.VF)
+
+        def body(index, sums):
+            part = v.load(builder, builder.add(scores, builder.mul(index, v.const(64))), v.VF)
+            power = v.exp(builder, builder.fsub(part, highest))
+            real = builder.fcmp_ordered(">=", part, v.lanes(-LARGEST))
+            return [builder.fadd(sums[0], builder.select(real, power, v.lanes(0.0)))]
+
+        sums = v.counted_loop(builder, count, body, [v.lanes(0.0)])[0]
+        return v.reduce(builder, sums, builder.fadd)
+
+    return types.float32(types.int64, types.float32, types.int64), codegen
+
+
+@intrinsic
+def _power(typing, exponent):
+    """exp of one float32, with the bits that a lane gets."""
+
+    def codegen(context, builder, signature, arguments):
+        power = v.exp(builder, v.broadcast(builder, arguments[0], v.VF))
+        return builder.extract_element(power, ir.Constant(v.I32, 0))
+
+    return types.float32(types.float32), codegen
 
 
 @intrinsic
@@ -82,7 +96,8 @@ def _largest(typing, scores, count):
         def lower(a, b):
             return builder.select(builder.icmp_signed("<", a, b), a, b)
 
-        best, ids = v.counted_loop(builder, count, body, [v.lanes(PICKED), v.int_lanes(0)])
+        nothing = ir.Constant(v.VF, [PICKED] * v.LANES)
+        best, ids = v.counted_loop(builder, count, body, [nothing, v.int_lanes(0)])
         highest = v.broadcast(builder, v.reduce(builder, best, lambda a, b: v.maximum(builder, a, b)), v.VF)
         equal = builder.fcmp_ordered("==", best, highest)
         ids = builder.select(equal, ids, v.int_lanes(0x7FFFFFFF))
@@ -93,17 +108,18 @@ def _largest(typing, scores, count):
 
 @kernel(6)
 def route_row(scores, experts, top_k, normalise, ids, weights):
-    """The top_k most probable experts, the lower id among equals, by softmax of their scores.
+    """The top_k experts of the highest scores, the lower id among equals, weighted by softmax.
 
     scores: float32[experts, rounded up to 16], overwritten; ids: int64[top_k], ascending; weights:
-    float32[top_k], their probabilities, divided by the sum of them (in that order) where `normalise` is 1.
-    top_k <= experts. Scores that are not finite give some top_k different ids.
+    float32[top_k], the softmax over all scores, divided by the sum of those picked (in that order) where
+    `normalise` is 1. top_k <= experts. Infinite scores count as the largest finite ones, NaN as the lowest.
     """
-    _softmax(scores, experts)
+    highest = _make_finite(scores, experts)
     count = (experts + 15) >> 4
+    total = _sum_of_powers(scores, highest, count)
     for picked in range(top_k):
         best = _largest(scores, count)
-        weight = load_f32(scores + best * 4)
+        weight = _power(load_f32(scores + best * 4) - highest) / total
         store_f32(scores + best * 4, np.float32(PICKED))
         place = picked
         while place > 0 and load_i64(ids + (place - 1) * 8) > best:
