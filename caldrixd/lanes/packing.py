@@ -11,10 +11,11 @@ import numpy.typing as npt
 from caldrix_kernels.formats import widen
 from caldrix_kernels.step.layout import FLOAT32, FORMAT_BYTES, FORMATS, PANEL, round_up
 from caldrixd.lanes.arena import Arena
-from caldrixd.lanes.lowering import Lowered, Packed
+from caldrixd.lanes.lowered import Lowered, Packed, Small
 from caldrixd.plan.plan import Tensor
 
 ALIGNMENT = 64
+VECTOR = 16
 PANELS_A_TASK = 64
 
 PackPanels = Callable[[int, int, int, int, int, int, int], None]
@@ -38,6 +39,15 @@ def _format(packed: Packed, tensors: Mapping[str, Tensor]) -> int:
 
 def _float32(tensor: Tensor) -> npt.NDArray[np.float32]:
     return widen(tensor.data, tensor.dtype, tensor.shape)
+
+
+def _small(small: Small, tensor: Tensor) -> npt.NDArray[np.float32]:
+    """In the lane's form: rows padded to whole vectors."""
+    values = _float32(tensor) + np.float32(small.offset)
+    rows = values[:, 0, :].T if values.ndim == 3 else values.reshape(1, -1)
+    held = np.zeros((len(rows), round_up(rows.shape[1], VECTOR)), np.float32)
+    held[:, : rows.shape[1]] = rows
+    return held.reshape(-1)
 
 
 def _bias(packed: Packed, tensors: Mapping[str, Tensor]) -> npt.NDArray[np.float32]:
@@ -73,8 +83,9 @@ def pack_weights(lowered: Lowered, tensors: Mapping[str, Tensor], pack: PackPane
         sizes[name] = packed.rows * round_up(packed.columns, PANEL) * FORMAT_BYTES[formats[name]]
         if packed.biases:
             sizes[f"bias of {name}"] = packed.rows * 4
-    for name in lowered.gains:
-        sizes[name] = round_up(tensors[name].shape[0], PANEL) * 4
+    small = {name: _small(held, tensors[held.tensor]) for name, held in lowered.small.items()}
+    for name, values in small.items():
+        sizes[name] = round_up(values.nbytes, PANEL * 4)
     for name in lowered.tables:
         sizes[name] = tensors[name].data.size
         formats[name] = FORMATS[tensors[name].dtype]
@@ -92,8 +103,8 @@ def pack_weights(lowered: Lowered, tensors: Mapping[str, Tensor], pack: PackPane
     for name, packed in lowered.packed.items():
         if packed.biases:
             put(f"bias of {name}", _bias(packed, tensors).view(np.uint8))
-    for name in lowered.gains:
-        put(name, _float32(tensors[name]).view(np.uint8))
+    for name, values in small.items():
+        put(name, values.view(np.uint8))
     for name in lowered.tables:
         put(name, tensors[name].data.reshape(-1))
         weights.row_bytes[name] = tensors[name].data.size // tensors[name].shape[0]

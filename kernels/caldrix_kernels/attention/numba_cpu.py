@@ -19,15 +19,19 @@ BLOCK_VECTORS = BLOCK // v.LANES
 
 
 def _softmax(builder, vectors):
-    """Softmax of several (scores, valid, max address) at once: one alone is a long chain of latencies."""
+    """Softmax of several (scores, low, high, max address) at once: one alone is a long chain of latencies."""
     kept, masked = [], []
     minus_infinity = ir.Constant(v.VF, [float("-inf")] * v.LANES)
-    for scores, valid, _ in vectors:
-        limit = v.broadcast(builder, builder.trunc(valid, v.I32), v.VI)
+    for scores, low, high, _ in vectors:
+        least = v.broadcast(builder, builder.trunc(low, v.I32), v.VI)
+        limit = v.broadcast(builder, builder.trunc(high, v.I32), v.VI)
         numbers = [
             ir.Constant(v.VI, list(range(v.LANES * i, v.LANES * (i + 1)))) for i in range(BLOCK_VECTORS)
         ]
-        keep = [builder.icmp_signed("<", number, limit) for number in numbers]
+        keep = [
+            builder.and_(builder.icmp_signed("<", number, limit), builder.icmp_signed(">=", number, least))
+            for number in numbers
+        ]
         parts = [v.load(builder, v.offset(builder, scores, 64 * i), v.VF) for i in range(BLOCK_VECTORS)]
         kept.append(keep)
         masked.append([builder.select(k, part, minus_infinity) for k, part in zip(keep, parts, strict=True)])
@@ -43,7 +47,7 @@ def _softmax(builder, vectors):
         powers = [v.exp(builder, builder.fsub(part, top_lanes)) for part in parts]
         weights.append([builder.select(k, p, v.lanes(0.0)) for k, p in zip(keep, powers, strict=True)])
     sums = [v.reduce(builder, folded(parts, builder.fadd), builder.fadd) for parts in weights]
-    for (scores, _, max_at), parts, top, total in zip(vectors, weights, tops, sums, strict=True):
+    for (scores, _, _, max_at), parts, top, total in zip(vectors, weights, tops, sums, strict=True):
         for i, part in enumerate(parts):
             v.store(builder, part, v.offset(builder, scores, 64 * i))
         v.store(builder, top, max_at)
@@ -51,26 +55,27 @@ def _softmax(builder, vectors):
 
 
 @intrinsic
-def softmax_block(typing, scores, valid, max_at):
-    """scores[0:64] -> exp(score - max), zero from `valid` on; max and sum (float32) go to `max_at`."""
+def softmax_block(typing, scores, low, high, max_at):
+    """scores[0:64] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`."""
 
     def codegen(context, builder, signature, arguments):
         _softmax(builder, [tuple(arguments)])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 3), codegen
+    return types.void(*[types.int64] * 4), codegen
 
 
 @intrinsic
-def softmax_blocks(typing, scores, valid, max_at, stride):
-    """Four of them: `valid` is a tuple, scores lie 256 bytes apart, the maxima `stride` bytes."""
+def softmax_blocks(typing, scores, low, high, max_at, stride):
+    """Four of them: `low` and `high` are tuples, scores lie 256 bytes apart, the maxima `stride` bytes."""
 
     def codegen(context, builder, signature, arguments):
-        scores, valid, max_at, stride = arguments
+        scores, low, high, max_at, stride = arguments
         vectors = [
             (
                 v.offset(builder, scores, 256 * i),
-                builder.extract_value(valid, i),
+                builder.extract_value(low, i),
+                builder.extract_value(high, i),
                 builder.add(max_at, builder.mul(v.const(i), stride)),
             )
             for i in range(4)
@@ -78,7 +83,8 @@ def softmax_blocks(typing, scores, valid, max_at, stride):
         _softmax(builder, vectors)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.UniTuple(types.int64, 4), types.int64, types.int64), codegen
+    four = types.UniTuple(types.int64, 4)
+    return types.void(types.int64, four, four, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -126,40 +132,57 @@ def merge_partials(run, block, width, stride, count):
         _merge(run + i * stride, block + i * stride, width)
 
 
-def _make_finish(act):
+def _make_finish(act, gated):
     @intrinsic
-    def finish(typing, run, width, out, count):
-        """out[0:16 * count] = acc / sum, stored as an activation; count >= 1."""
+    def finish(typing, run, width, gate, out, count):
+        """out[0:16 * count] = acc / sum, times sigmoid(gate), stored as an activation; count >= 1."""
 
         def codegen(context, builder, signature, arguments):
-            run, width, out, count = arguments
+            run, width, gate, out, count = arguments
             at_sum = builder.add(builder.shl(width, v.const(2)), v.const(4))
             total = v.broadcast(builder, v.load(builder, builder.add(run, at_sum), v.F32), v.VF)
 
             def body(index, _):
-                value = v.load(builder, builder.add(run, builder.mul(index, v.const(64))), v.VF)
+                place = builder.mul(index, v.const(64))
+                value = builder.fdiv(v.load(builder, builder.add(run, place), v.VF), total)
+                if gated:
+                    level = v.load(builder, builder.add(gate, place), v.VF)
+                    value = builder.fmul(value, v.sigmoid(builder, level))
                 target = builder.add(out, builder.mul(index, v.const(16 * ACT_BYTES[act])))
-                v.store_activation(builder, builder.fdiv(value, total), target, act)
+                v.store_activation(builder, value, target, act)
 
             v.counted_loop(builder, count, body)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 4), codegen
+        return types.void(*[types.int64] * 5), codegen
 
     return finish
 
 
-_finish_f32, _finish_bf16, _finish_rounded = (_make_finish(act) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED))
+_finish_f32, _finish_bf16, _finish_rounded = (
+    _make_finish(act, False) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED)
+)
+_gated_f32, _gated_bf16, _gated_rounded = (
+    _make_finish(act, True) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED)
+)
 
 
-@kernel(5)
-def finish_head(act, run, width, out, count):
-    if act == ACT_F32:
-        _finish_f32(run, width, out, count)
+@kernel(6)
+def finish_head(act, run, width, gate, out, count):
+    """One head of the attended row; `gate` 0 means none."""
+    if gate == 0:
+        if act == ACT_F32:
+            _finish_f32(run, width, gate, out, count)
+        elif act == ACT_BF16:
+            _finish_bf16(run, width, gate, out, count)
+        else:
+            _finish_rounded(run, width, gate, out, count)
+    elif act == ACT_F32:
+        _gated_f32(run, width, gate, out, count)
     elif act == ACT_BF16:
-        _finish_bf16(run, width, out, count)
+        _gated_bf16(run, width, gate, out, count)
     else:
-        _finish_rounded(run, width, out, count)
+        _gated_rounded(run, width, gate, out, count)
 
 
 @routine("int64(int64)")
@@ -168,7 +191,7 @@ def partial_bytes(value_width):
     return value_width * 4 + 64
 
 
-@kernel(14)
+@kernel(15)
 def attend_block(
     tile,
     tile_wide,
@@ -182,14 +205,15 @@ def attend_block(
     rows,
     group,
     first,
+    window,
     scores,
     out,
 ):
     """Partials of `rows` neighbouring positions (from `first`) times `group` query heads over one block.
 
     queries: float32[rows * group][head_dim]; scores: scratch float32[rows * group][64];
-    out: partials[rows * group]; tile, tile_wide: addresses of linear's float32 tiles. Rows whose
-    position lies before the block get a sum of zero.
+    out: partials[rows * group]; tile, tile_wide: addresses of linear's float32 tiles. A `window` over 0
+    hides what lies so far back. Rows that see nothing of the block get a sum of zero.
     """
     count = rows * group
     start = block * BLOCK
@@ -200,18 +224,20 @@ def attend_block(
         call(tile, (count, keys + half, 128, queries, query_stride, head_dim, scores + 128, 256))
     stride = partial_bytes(value_width)
     maxima = out + value_width * 4
+    # The row r of the run sees columns back + r <= column < ahead + r of the block.
+    ahead = first + 1 - start
+    back = ahead - window if window > 0 else -(1 << 30)
     i = 0
     while i + 4 <= count:
-        valid = (
-            min(BLOCK, first + i // group + 1 - start),
-            min(BLOCK, first + (i + 1) // group + 1 - start),
-            min(BLOCK, first + (i + 2) // group + 1 - start),
-            min(BLOCK, first + (i + 3) // group + 1 - start),
+        a, b, c, d = i // group, (i + 1) // group, (i + 2) // group, (i + 3) // group
+        low = (back + a, back + b, back + c, back + d)
+        softmax_blocks(
+            scores + i * 256, low, (ahead + a, ahead + b, ahead + c, ahead + d), maxima + i * stride, stride
         )
-        softmax_blocks(scores + i * 256, valid, maxima + i * stride, stride)
         i += 4
     while i < count:
-        softmax_block(scores + i * 256, min(BLOCK, first + i // group + 1 - start), maxima + i * stride)
+        row = i // group
+        softmax_block(scores + i * 256, back + row, ahead + row, maxima + i * stride)
         i += 1
     column = 0
     while column + 2 * PANEL <= value_width:

@@ -44,7 +44,13 @@ STEP_WORDS = 64
     MAX_ROWS,  # capacity of the row buffers
     QUIT,  # 1: pool threads end
     KERNELS,  # address of the kernel table
-) = range(32)
+    ROW_NUMBERS,  # address of int64[rows]: number of the row among this step's rows of its slot
+    SEQUENCE_ROWS,  # address of int64[sequences]: first row of each slot of this step
+    SEQUENCE_LENGTHS,  # address of int64[sequences]
+    SEQUENCES,  # number of slots in this step
+    RECURRENT,  # address of int64 addresses by slot: committed recurrent state, 0 before the first token
+    RECURRENT_NEXT,  # address of int64 addresses by slot: where this step leaves it
+) = range(38)
 
 # --- control words: one cache line pair each, byte offsets ------------------------------------------
 NEXT = 0  # next unclaimed item
@@ -71,12 +77,33 @@ CONTROL_BYTES = 1024
     MERGE_PARTIALS,
     FINISH_HEAD,
     RUN_STEP,
-) = range(12)
+    ROUTE_ROW,
+    COMBINE_ROW,
+    CONV_ROW,
+    CONV_STATE,
+    GATES_ROW,
+    NORMALISE_HEAD,
+    DELTA_HEAD,
+    GATED_NORM_HEAD,
+) = range(20)
 
 # --- ops --------------------------------------------------------------------------------------------
-EMBED, NORM, LINEAR, HEADS, ATTENTION, GATHER = range(6)
+(
+    EMBED,
+    NORM,
+    LINEAR,
+    HEADS,
+    ATTENTION,
+    GATHER,
+    ROUTE,  # scores -> experts of each row, and the rows of each expert
+    DISPATCH,  # copy rows to where their experts read them
+    COMBINE,  # add what the experts made of a row
+    CONV,  # causal convolution, and what the delta rule reads of a row alone
+    DELTA,  # the delta rule over the rows of each sequence
+    GATED_NORM,
+) = range(12)
 
-ROW_WORDS = 23
+ROW_WORDS = 44
 (
     OP,
     DOMAIN,  # 0: all rows, 1: wanted rows
@@ -101,7 +128,41 @@ ROW_WORDS = 23
     SCALE,  # float32 bits
     PANELLED,  # embedding table: 1 packed in panels, 0 row-major
     ROW_BYTES,  # embedding table: bytes a row, row-major only
-) = range(23)
+    WINDOW,  # positions that attention sees, 0 = all
+    Q_GAIN,  # HEADS: address index of a norm's gain for each query head, 0 = none
+    K_GAIN,
+    GATE,  # ATTENTION, GATED_NORM: address index of rows whose sigmoid or silu is multiplied, 0 = none
+    GATE_STRIDE,
+    GATE_AT,  # byte offset of the gate in its row
+    EXPERTS,  # LINEAR: 0, or weights of that many experts follow each other and ITEMS are those of one
+    TOP_K,
+    NORMALISE,  # ROUTE: 1, the picked weights are divided by their sum
+    ROUTES,  # address index of the route tables below
+    PARTS_OF,  # COMBINE: address index of what the experts made
+    PARTS_STRIDE,
+    TAPS,
+    KEY_HEADS,
+    VALUE_HEADS,
+    KEY_DIM,
+    VALUE_DIM,
+    A_LOG,  # address index
+    DT_BIAS,  # address index
+    A_AT,  # CONV: byte offsets in a source row
+    B_AT,
+) = range(44)
+
+# Route tables of one step, in words: what ROUTE leaves for DISPATCH, LINEAR and COMBINE. Of each row top_k
+# experts, ascending; a place is a row of the buffers in which the rows of an expert stand together.
+ROUTED = 0  # rows that are routed
+GROUPS = 1  # number of groups: (expert, first place, places), at most ROW_BLOCK places each
+ROUTE_TABLES = 2  # then ids, places, sources, weights (float32) and groups
+
+
+def route_words(max_rows: int, top_k: int, experts: int) -> int:
+    """Words of the route tables: the groups are followed by a cursor for each expert."""
+    places = max_rows * top_k
+    return ROUTE_TABLES + 4 * places + 3 * (experts + places // ROW_BLOCK + 1) + experts
+
 
 NORMED = 0  # address index with a meaning of its own, see step.numba_cpu.source_of
 

@@ -1,0 +1,274 @@
+"""Heads to where attention reads them, and attention over blocks, whole or split over threads."""
+
+from caldrix_kernels.attention.numba_cpu import partial_bytes
+from caldrix_kernels.intrinsics.jit import call, routine
+from caldrix_kernels.intrinsics.memory import (
+    atomic_add,
+    atomic_store,
+    load_f32,
+    load_i64,
+    load_u16,
+    store_f32,
+    store_u16,
+)
+from caldrix_kernels.linear.numba_cpu import add_bias, panel_bytes
+from caldrix_kernels.rope.numba_cpu import scale_into
+from caldrix_kernels.schedule.numba_cpu import (
+    address,
+    claim,
+    claim_size,
+    finish,
+    kernel_at,
+    wait_finished,
+    word,
+)
+from caldrix_kernels.step import layout as at
+from caldrix_kernels.step.dense.numba_cpu import (
+    ONE_BY_ONE,
+    TILE_ROW,
+    row_blocks,
+    row_count,
+    share_of,
+    source_of,
+    tile_kernel,
+)
+from caldrix_kernels.step.layout import (
+    ACT_BF16,
+    ACT_F32,
+    BLOCK,
+    PANEL,
+    ROW_BLOCK,
+    RUN_QUERIES,
+    TILE_ROWS,
+)
+
+ONE_BITS = 0x3F800000
+
+
+@routine("void(int64, int64, int64, int64, int64)")
+def place_head(step, row, head, m, source):
+    """Send row m of a finished q, k or v head where attention reads it: q roped and scaled, k roped."""
+    q_heads, kv_heads = word(row, at.Q_HEADS), word(row, at.KV_HEADS)
+    head_dim, rotary_dim = word(row, at.HEAD_DIM), word(row, at.ROTARY_DIM)
+    position = load_i64(word(step, at.POSITIONS) + 8 * m)
+    value_width = (head_dim + PANEL - 1) // PANEL * PANEL
+    if head < q_heads + kv_heads:
+        gain = word(row, at.Q_GAIN) if head < q_heads else word(row, at.K_GAIN)
+        if gain != 0:
+            width, epsilon = (head_dim + 15) & ~15, word(row, at.EPSILON)
+            norm = (ACT_F32, source, address(step, gain), source, width, head_dim, epsilon)
+            call(kernel_at(step, at.NORM_ROW), norm)
+        table = address(step, word(row, at.ROPE_TABLE)) + position * rotary_dim * 4
+        call(kernel_at(step, at.ROTATE), (source, table, rotary_dim))
+    if head < q_heads:
+        group = q_heads // kv_heads
+        vectors = ((head // group) * word(step, at.MAX_ROWS) + m) * group + head % group
+        out = address(step, word(row, at.TARGET)) + vectors * word(row, at.TARGET_STRIDE)
+        scale_into(source, word(row, at.SCALE), out, (head_dim + 15) >> 4)
+        return
+    state = load_i64(word(step, at.SLOT_TABLE) + 8 * load_i64(word(step, at.SLOTS) + 8 * m))
+    state += position // BLOCK * word(step, at.STATE_BLOCK) + word(row, at.STATE_OFFSET)
+    place = position % BLOCK
+    if head < q_heads + kv_heads:
+        out = state + (head - q_heads) * BLOCK * head_dim * 4
+        out += place // PANEL * (PANEL * 4) * head_dim + place % PANEL * 4
+        for i in range(head_dim):
+            store_f32(out + i * PANEL * 4, load_f32(source + 4 * i))
+        return
+    values = state + kv_heads * BLOCK * head_dim * 4
+    out = values + ((head - q_heads - kv_heads) * BLOCK + place) * value_width * 4
+    scale_into(source, ONE_BITS, out, value_width >> 4)
+
+
+@routine("int64(int64, int64, int64, int64)")
+def heads_stage(step, thread, base, row):
+    """The q, k and v projections: an item is a whole head, so that rope finds both halves."""
+    rows = row_count(step, row)
+    if rows == 0:
+        return base
+    heads = word(row, at.ITEMS)
+    end = base + heads * row_blocks(rows)
+    form, columns = word(row, at.FORMAT), word(row, at.COLUMNS)
+    tile, step_bytes = tile_kernel(step, form), 64 if form == at.F16 else 128
+    weight = address(step, word(row, at.WEIGHT))
+    bias = address(step, word(row, at.BIAS)) if word(row, at.BIAS) != 0 else 0
+    x, x_stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
+    share = share_of(step, rows)
+    scratch = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
+    panels = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL
+    head_bytes = panels * PANEL * 4
+    while True:
+        item = claim(step, base, end, 1, share)
+        if item < 0:
+            break
+        size = claim_size(item, end, 1, share)
+        for unit in range(item - base, item - base + size):
+            part = 0 if unit < heads else unit // heads
+            head, m = unit - part * heads, part * ROW_BLOCK
+            last = min(rows, m + ROW_BLOCK)
+            while m < last:
+                count = min(TILE_ROWS, last - m)
+                for slice_ in range(panels):
+                    panel = head * panels + slice_
+                    w, out = weight + panel * panel_bytes(form, columns), scratch + slice_ * TILE_ROW
+                    call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, out, head_bytes))
+                    if bias != 0:
+                        add_bias(out, head_bytes, count, bias + panel * PANEL * 4)
+                for i in range(count):
+                    place_head(step, row, head, m + i, scratch + i * head_bytes)
+                m += count
+        finish(step, end, size)
+    wait_finished(step, end)
+    return end
+
+
+@routine("void(int64, int64, int64, int64, int64, int64)")
+def finish_row(step, row, m, kv_head, partials, spare):
+    """Write the group's finished heads of row m, gated if need be, into the attended row.
+
+    `spare`: a head of scratch.
+    """
+    head_dim = word(row, at.HEAD_DIM)
+    group = word(row, at.Q_HEADS) // word(row, at.KV_HEADS)
+    value_width = (head_dim + PANEL - 1) // PANEL * PANEL
+    act = word(step, at.ACT)
+    size = 2 if act == ACT_BF16 else 4
+    kernel = kernel_at(step, at.FINISH_HEAD)
+    out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
+    gates = 0
+    if word(row, at.GATE) != 0:
+        gates = address(step, word(row, at.GATE)) + m * word(row, at.GATE_STRIDE)
+    for i in range(group):
+        head = kv_head * group + i
+        target = out + head * head_dim * size
+        gate = gates + head * head_dim * 4 if gates != 0 else 0
+        source = partials + i * partial_bytes(value_width)
+        if head_dim & 15 == 0:
+            call(kernel, (act, source, value_width, gate, target, head_dim >> 4))
+        else:
+            # A whole vector would reach into the next head, which another thread may be writing.
+            call(kernel, (act, source, value_width, gate, spare, (head_dim + 15) >> 4))
+            for unit in range(head_dim * size // 2):
+                store_u16(target + 2 * unit, load_u16(spare + 2 * unit))
+
+
+@routine("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+def attend(step, row, m, kv_head, block, count, first, scores, out):
+    """Partials of `count` rows from row m (position `first`) over one block."""
+    q_heads, kv_heads, head_dim = word(row, at.Q_HEADS), word(row, at.KV_HEADS), word(row, at.HEAD_DIM)
+    group = q_heads // kv_heads
+    value_width = (head_dim + PANEL - 1) // PANEL * PANEL
+    state = load_i64(word(step, at.SLOT_TABLE) + 8 * load_i64(word(step, at.SLOTS) + 8 * m))
+    state += block * word(step, at.STATE_BLOCK) + word(row, at.STATE_OFFSET)
+    keys = state + kv_head * BLOCK * head_dim * 4
+    values = state + kv_heads * BLOCK * head_dim * 4 + kv_head * BLOCK * value_width * 4
+    stride = word(row, at.SOURCE_STRIDE)
+    queries = address(step, word(row, at.SOURCE)) + (kv_head * word(step, at.MAX_ROWS) + m) * group * stride
+    call(
+        kernel_at(step, at.ATTEND_BLOCK),
+        (
+            kernel_at(step, at.TILE_F32),
+            kernel_at(step, at.TILE_F32_WIDE),
+            keys,
+            values,
+            head_dim,
+            value_width,
+            block,
+            queries,
+            stride,
+            count,
+            group,
+            first,
+            word(row, at.WINDOW),
+            scores,
+            out,
+        ),
+    )
+
+
+@routine("int64(int64, int64)")
+def first_block(row, position):
+    """The first block that the row at a position sees."""
+    window = word(row, at.WINDOW)
+    return max(0, position - window + 1) // BLOCK if window > 0 else 0
+
+
+@routine("int64(int64, int64, int64, int64)")
+def attention_split(step, thread, base, row):
+    """Few rows: an item is one block of one row and key/value head; the last to finish merges in order."""
+    kv_heads = word(row, at.KV_HEADS)
+    group = word(row, at.Q_HEADS) // kv_heads
+    value_width = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL * PANEL
+    stride = partial_bytes(value_width)
+    blocks, lines = word(step, at.BLOCKS), word(step, at.RUNS) * kv_heads
+    end = base + blocks * lines
+    scores = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
+    merge = kernel_at(step, at.MERGE_PARTIALS)
+    while True:
+        item = claim(step, base, end, 1, ONE_BY_ONE)
+        if item < 0:
+            break
+        block, line = (item - base) // lines, (item - base) % lines
+        kv_head, m = line % kv_heads, load_i64(word(step, at.RUN_ROWS) + 8 * (line // kv_heads))
+        first = load_i64(word(step, at.POSITIONS) + 8 * m)
+        begin, own_end = first_block(row, first), first // BLOCK + 1
+        if begin <= block < own_end:
+            partials = word(step, at.PARTS) + line * blocks * group * stride
+            attend(step, row, m, kv_head, block, 1, first, scores, partials + block * group * stride)
+            counter = word(step, at.PART_COUNTS) + 8 * line
+            if atomic_add(counter, 1) == own_end - begin - 1:
+                atomic_store(counter, 0)
+                partials += begin * group * stride
+                for other in range(1, own_end - begin):
+                    part = partials + other * group * stride
+                    call(merge, (partials, part, value_width, stride, group))
+                finish_row(step, row, m, kv_head, partials, scores)
+        finish(step, end, 1)
+    wait_finished(step, end)
+    return end
+
+
+@routine("int64(int64, int64, int64, int64)")
+def attention_whole(step, thread, base, row):
+    """Many rows: an item is one run of rows and one key/value head, over all its blocks."""
+    kv_heads = word(row, at.KV_HEADS)
+    group = word(row, at.Q_HEADS) // kv_heads
+    value_width = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL * PANEL
+    stride = partial_bytes(value_width)
+    runs = word(step, at.RUNS)
+    end = base + runs * kv_heads
+    scores = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
+    merge = kernel_at(step, at.MERGE_PARTIALS)
+    vectors = max(RUN_QUERIES, group)
+    fresh = scores + vectors * BLOCK * 4
+    merged = fresh + vectors * stride
+    while True:
+        item = claim(step, base, end, 1, ONE_BY_ONE)
+        if item < 0:
+            break
+        # The longest runs, at the end of a prompt, go first.
+        kv_head, run = (item - base) % kv_heads, runs - 1 - (item - base) // kv_heads
+        m = load_i64(word(step, at.RUN_ROWS) + 8 * run)
+        count = load_i64(word(step, at.RUN_LENGTHS) + 8 * run)
+        first = load_i64(word(step, at.POSITIONS) + 8 * m)
+        begin, window = first_block(row, first), word(row, at.WINDOW)
+        attend(step, row, m, kv_head, begin, count, first, scores, merged)
+        for block in range(begin + 1, (first + count - 1) // BLOCK + 1):
+            attend(step, row, m, kv_head, block, count, first, scores, fresh)
+            # Rows before the block, at the start of a run, have no part in it; for those at its end it
+            # may be the first block in their window.
+            skipped = max(0, block * BLOCK - first)
+            fresh_from = count
+            if window > 0:
+                fresh_from = max(skipped, min(count, block * BLOCK + window - 1 - first))
+            near, far = merged + skipped * group * stride, fresh + skipped * group * stride
+            if fresh_from > skipped:
+                call(merge, (near, far, value_width, stride, (fresh_from - skipped) * group))
+            if count > fresh_from:
+                at_ = fresh_from * group * stride
+                scale_into(fresh + at_, ONE_BITS, merged + at_, (count - fresh_from) * group * stride >> 6)
+        for i in range(count):
+            finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores)
+        finish(step, end, 1)
+    wait_finished(step, end)
+    return end

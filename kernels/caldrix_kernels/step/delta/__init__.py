@@ -1,0 +1,1 @@
+"""Stages of a gated delta net: convolution, recurrence, gated norm."""

@@ -1,0 +1,133 @@
+"""Routing of rows to experts through the route tables of step.layout.
+
+An expert's rows stand together, in row order, so that its weights are read once; what the experts made of
+a row is added in ascending order of experts, so that neighbours never change a sum.
+"""
+
+from caldrix_kernels.intrinsics.jit import call, routine
+from caldrix_kernels.intrinsics.memory import (
+    atomic_add,
+    atomic_store,
+    load_i64,
+    load_u32,
+    store_i64,
+    store_u32,
+)
+from caldrix_kernels.schedule.numba_cpu import address, claim, finish, kernel_at, wait_finished, word
+from caldrix_kernels.step import layout as at
+from caldrix_kernels.step.dense.numba_cpu import ONE_BY_ONE, group_at, places_of, row_count, source_of
+from caldrix_kernels.step.layout import ROW_BLOCK
+
+
+@routine("int64(int64, int64, int64)")
+def table_at(step, row, number):
+    """Address of a route table: 0 ids, 1 places, 2 sources, 3 weights."""
+    routes = address(step, word(row, at.ROUTES))
+    return routes + 8 * (at.ROUTE_TABLES + number * places_of(step, row))
+
+
+@routine("void(int64, int64, int64)")
+def sort_rows(step, row, count):
+    """Give each of `count` (row, expert) pairs its place, and cut the places of an expert into groups."""
+    ids, places, sources = table_at(step, row, 0), table_at(step, row, 1), table_at(step, row, 2)
+    routes = address(step, word(row, at.ROUTES))
+    experts, top_k = word(row, at.EXPERTS), word(row, at.TOP_K)
+    most_groups = experts + places_of(step, row) // ROW_BLOCK + 1
+    cursors = group_at(step, row, routes, most_groups)
+    for expert in range(experts):
+        store_i64(cursors + 8 * expert, 0)
+    for pair in range(count):
+        cursor = cursors + 8 * load_i64(ids + 8 * pair)
+        store_i64(cursor, load_i64(cursor) + 1)
+    start, groups = 0, 0
+    for expert in range(experts):
+        own = load_i64(cursors + 8 * expert)
+        store_i64(cursors + 8 * expert, start)
+        for first in range(0, own, ROW_BLOCK):
+            group = group_at(step, row, routes, groups)
+            store_i64(group, expert)
+            store_i64(group + 8, start + first)
+            store_i64(group + 16, min(ROW_BLOCK, own - first))
+            groups += 1
+        start += own
+    store_i64(routes + 8 * at.GROUPS, groups)
+    for pair in range(count):
+        cursor = cursors + 8 * load_i64(ids + 8 * pair)
+        place = load_i64(cursor)
+        store_i64(cursor, place + 1)
+        store_i64(places + 8 * pair, place)
+        store_i64(sources + 8 * place, pair // top_k)
+
+
+@routine("int64(int64, int64, int64)")
+def route_stage(step, base, row):
+    """An item picks the experts of one row; who finishes the last row sorts them all."""
+    rows = row_count(step, row)
+    if rows == 0:
+        return base
+    end = base + rows
+    top_k = word(row, at.TOP_K)
+    ids, weights = table_at(step, row, 0), table_at(step, row, 3)
+    route = kernel_at(step, at.ROUTE_ROW)
+    routed = address(step, word(row, at.ROUTES)) + 8 * at.ROUTED
+    while True:
+        item = claim(step, base, end, 1, ONE_BY_ONE)
+        if item < 0:
+            break
+        m = item - base
+        scores = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
+        chosen = (ids + 8 * m * top_k, weights + 4 * m * top_k)
+        call(route, (scores, word(row, at.EXPERTS), top_k, word(row, at.NORMALISE), chosen[0], chosen[1]))
+        if atomic_add(routed, 1) == rows - 1:
+            atomic_store(routed, 0)
+            sort_rows(step, row, rows * top_k)
+        finish(step, end, 1)
+    wait_finished(step, end)
+    return end
+
+
+@routine("int64(int64, int64, int64, int64)")
+def dispatch_stage(step, thread, base, row):
+    """Copy rows, in whatever form they are, to the places where their experts read them."""
+    rows = row_count(step, row)
+    if rows == 0:
+        return base
+    end = base + rows * word(row, at.TOP_K)
+    x, stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
+    sources = table_at(step, row, 2)
+    while True:
+        item = claim(step, base, end, 1, ONE_BY_ONE)
+        if item < 0:
+            break
+        place = item - base
+        source = x + load_i64(sources + 8 * place) * stride
+        target = address(step, word(row, at.TARGET)) + place * word(row, at.TARGET_STRIDE)
+        for unit in range(0, stride, 4):
+            store_u32(target + unit, load_u32(source + unit))
+        finish(step, end, 1)
+    wait_finished(step, end)
+    return end
+
+
+@routine("int64(int64, int64, int64)")
+def combine_stage(step, base, row):
+    """Add what its experts made of a row to the residual."""
+    rows = row_count(step, row)
+    if rows == 0:
+        return base
+    end = base + rows
+    top_k, width, stride = word(row, at.TOP_K), word(row, at.COLUMNS), word(row, at.PARTS_STRIDE)
+    places, weights = table_at(step, row, 1), table_at(step, row, 3)
+    parts = address(step, word(row, at.PARTS_OF))
+    combine = kernel_at(step, at.COMBINE_ROW)
+    while True:
+        item = claim(step, base, end, 1, ONE_BY_ONE)
+        if item < 0:
+            break
+        m = item - base
+        out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
+        first = m * top_k
+        call(combine, (out, width, parts, stride, places + 8 * first, weights + 4 * first, top_k))
+        finish(step, end, 1)
+    wait_finished(step, end)
+    return end
