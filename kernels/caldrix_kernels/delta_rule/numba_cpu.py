@@ -94,58 +94,95 @@ def _fill_zero(typing, target, stride, rows, count):
     return types.void(*[types.int64] * 4), codegen
 
 
-def _make_delta_row(vectors):
+def _make_delta_rows(vectors):
     @intrinsic
-    def delta_row(typing, source, target, stride, key_dim, q, k, value, decay, beta, out):
-        """One row over 16 * vectors columns: state from `source`, the new one to `target`."""
+    def delta_rows(
+        typing,
+        rows,
+        q,
+        k,
+        value,
+        row_stride,
+        decay,
+        beta,
+        gate_stride,
+        source,
+        target,
+        key_dim,
+        stride,
+        out,
+        step,
+    ):
+        """`delta_head` over 16 * vectors columns. One pass over the state a row: while it is renewed by a
+        row's delta it is decayed for the next row, and what it knows of that row's key is summed."""
 
         def codegen(context, builder, signature, arguments):
-            source, target, stride, key_dim, q, k, value, decay, beta, out = arguments
+            rows, q, k, value, row_stride, decay, beta, gate_stride = arguments[:8]
+            source, target, key_dim, stride, out, step = arguments[8:]
+            zeros = [v.lanes(0.0)] * vectors
+
+            def row_of(base, row, row_bytes):
+                return builder.add(base, builder.mul(row, row_bytes))
 
             def scalar(address):
                 return v.broadcast(builder, v.load(builder, address, v.F32), v.VF)
 
-            def scalar_of(row, index):
-                return scalar(builder.add(row, builder.mul(index, v.const(4))))
+            def load_row(address):
+                return [v.load(builder, v.offset(builder, address, 64 * i), v.VF) for i in range(vectors)]
 
-            fall, share = scalar(decay), scalar(beta)
-
-            def decayed(index):
-                start = builder.add(source, builder.mul(index, stride))
-                parts = [v.load(builder, v.offset(builder, start, 64 * i), v.VF) for i in range(vectors)]
-                return [builder.fmul(part, fall) for part in parts]
-
-            def recall(index, sums):
-                key = scalar_of(k, index)
-                parts = decayed(index)
-                return [v.fma(builder, part, key, total) for part, total in zip(parts, sums, strict=True)]
-
-            zeros = [v.lanes(0.0)] * vectors
-            known = v.counted_loop(builder, key_dim, recall, zeros)
-            values = [v.load(builder, v.offset(builder, value, 64 * i), v.VF) for i in range(vectors)]
-            deltas = [
-                builder.fmul(builder.fsub(new, old), share) for new, old in zip(values, known, strict=True)
-            ]
-
-            def renew(index, sums):
-                key, query = scalar_of(k, index), scalar_of(q, index)
-                parts = decayed(index)
-                parts = [v.fma(builder, key, delta, part) for delta, part in zip(deltas, parts, strict=True)]
-                start = builder.add(target, builder.mul(index, stride))
+            def store_row(parts, address):
                 for i, part in enumerate(parts):
-                    v.store(builder, part, v.offset(builder, start, 64 * i))
-                return [v.fma(builder, part, query, total) for part, total in zip(parts, sums, strict=True)]
+                    v.store(builder, part, v.offset(builder, address, 64 * i))
 
-            for i, total in enumerate(v.counted_loop(builder, key_dim, renew, zeros)):
-                v.store(builder, total, v.offset(builder, out, 64 * i))
+            def multiply_add(parts, factors, sums):
+                return [v.fma(builder, *terms) for terms in zip(parts, factors, sums, strict=True)]
+
+            def decayed(index, parts, fall, key_row, known):
+                parts = [builder.fmul(part, fall) for part in parts]
+                store_row(parts, row_of(target, index, stride))
+                key = scalar(row_of(key_row, index, v.const(4)))
+                return multiply_add(parts, [key] * vectors, known)
+
+            def start(index, known):
+                return decayed(index, load_row(row_of(source, index, stride)), first_fall, k, known)
+
+            def one_row(row, known):
+                query_row, key_row = row_of(q, row, row_stride), row_of(k, row, row_stride)
+                share = scalar(row_of(beta, row, gate_stride))
+                values = load_row(row_of(value, row, row_stride))
+                deltas = [
+                    builder.fmul(builder.fsub(new, old), share)
+                    for new, old in zip(values, known, strict=True)
+                ]
+                # After the last row nothing decays; what its own key sums up again is dropped.
+                following = builder.add(row, v.const(1))
+                more = builder.icmp_signed("<", following, rows)
+                following = builder.select(more, following, row)
+                next_key = row_of(k, following, row_stride)
+                fall = builder.select(more, scalar(row_of(decay, following, gate_stride)), v.lanes(1.0))
+
+                def renew(index, sums):
+                    key = scalar(row_of(key_row, index, v.const(4)))
+                    query = scalar(row_of(query_row, index, v.const(4)))
+                    parts = load_row(row_of(target, index, stride))
+                    parts = multiply_add([key] * vectors, deltas, parts)
+                    result = multiply_add(parts, [query] * vectors, sums[:vectors])
+                    return result + decayed(index, parts, fall, next_key, sums[vectors:])
+
+                sums = v.counted_loop(builder, key_dim, renew, zeros + zeros)
+                store_row(sums[:vectors], row_of(out, row, step))
+                return sums[vectors:]
+
+            first_fall = scalar(decay)
+            v.counted_loop(builder, rows, one_row, v.counted_loop(builder, key_dim, start, zeros))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 10), codegen
+        return types.void(*[types.int64] * 14), codegen
 
-    return delta_row
+    return delta_rows
 
 
-_delta_row_16, _delta_row_32, _delta_row_64 = (_make_delta_row(vectors) for vectors in (1, 2, 4))
+_delta_rows_16, _delta_rows_32, _delta_rows_64 = (_make_delta_rows(vectors) for vectors in (1, 2, 4))
 
 
 @kernel(15)
@@ -166,7 +203,7 @@ def delta_head(
     out_stride,
     value_stride,
 ):
-    """`rows` rows in order, on the first `columns` (16, 32 or 64) columns of a value head.
+    """`rows` >= 1 rows in order, on the first `columns` (16, 32 or 64) columns of a value head.
 
     A row: S = S * decay; d = (v - S^T k) * beta; S = S + k d^T; out = S^T q. q, k: float32[key_dim]; v,
     out: float32[columns]; decay, beta: one float32; each pointer is the first row's. q, k, v lie `row_stride`
@@ -177,47 +214,11 @@ def delta_head(
     if state == 0:
         _fill_zero(target, value_stride, key_dim, columns >> 4)
         source = target
-    for row in range(rows):
-        at = row * row_stride
-        gate = row * gate_stride
-        to = out + row * out_stride
-        if columns == 64:
-            _delta_row_64(
-                source,
-                target,
-                value_stride,
-                key_dim,
-                q + at,
-                k + at,
-                value + at,
-                decay + gate,
-                beta + gate,
-                to,
-            )
-        elif columns == 32:
-            _delta_row_32(
-                source,
-                target,
-                value_stride,
-                key_dim,
-                q + at,
-                k + at,
-                value + at,
-                decay + gate,
-                beta + gate,
-                to,
-            )
-        else:
-            _delta_row_16(
-                source,
-                target,
-                value_stride,
-                key_dim,
-                q + at,
-                k + at,
-                value + at,
-                decay + gate,
-                beta + gate,
-                to,
-            )
-        source = target
+    inputs = (rows, q, k, value, row_stride, decay, beta, gate_stride)
+    places = (source, target, key_dim, value_stride, out, out_stride)
+    if columns == 64:
+        _delta_rows_64(*inputs, *places)
+    elif columns == 32:
+        _delta_rows_32(*inputs, *places)
+    else:
+        _delta_rows_16(*inputs, *places)
