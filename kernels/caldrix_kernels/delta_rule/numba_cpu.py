@@ -4,7 +4,10 @@ Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2025). A column of the stat
 column; each of its sums is one chain over the key dimension with one fused step a key.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -94,90 +97,100 @@ def _fill_zero(typing, target, stride, rows, count):
     return types.void(*[types.int64] * 4), codegen
 
 
+class _Head(NamedTuple):
+    """The arguments of `delta_head` as LLVM values, int64."""
+
+    rows: ir.Value
+    q: ir.Value
+    k: ir.Value
+    value: ir.Value
+    row_stride: ir.Value
+    decay: ir.Value
+    beta: ir.Value
+    gate_stride: ir.Value
+    source: ir.Value
+    target: ir.Value
+    key_dim: ir.Value
+    value_stride: ir.Value
+    out: ir.Value
+    out_stride: ir.Value
+
+
+def _row(builder, base, index, stride):
+    return builder.add(base, builder.mul(index, stride))
+
+
+def _scalar(builder, base, index, stride):
+    return v.broadcast(builder, v.load(builder, _row(builder, base, index, stride), v.F32), v.VF)
+
+
+def _load(builder, address, vectors):
+    return [v.load(builder, v.offset(builder, address, 64 * i), v.VF) for i in range(vectors)]
+
+
+def _store(builder, parts, address):
+    for i, part in enumerate(parts):
+        v.store(builder, part, v.offset(builder, address, 64 * i))
+
+
+def _multiply_add(builder, parts, factor, sums):
+    return [v.fma(builder, part, factor, total) for part, total in zip(parts, sums, strict=True)]
+
+
+def _decay(builder, head, index, parts, fall, key_row, known):
+    """Store the state of one key, decayed for a row, and add to what it knows of the row's key."""
+    parts = [builder.fmul(part, fall) for part in parts]
+    _store(builder, parts, _row(builder, head.target, index, head.value_stride))
+    return _multiply_add(builder, parts, _scalar(builder, key_row, index, v.const(4)), known)
+
+
+def _one_row(builder, head, row, known):
+    """One pass over the state: renewed by this row's delta, read, and decayed for the next row."""
+    vectors = len(known)
+    query_row = _row(builder, head.q, row, head.row_stride)
+    key_row = _row(builder, head.k, row, head.row_stride)
+    share = _scalar(builder, head.beta, row, head.gate_stride)
+    values = _load(builder, _row(builder, head.value, row, head.row_stride), vectors)
+    deltas = [builder.fmul(builder.fsub(new, old), share) for new, old in zip(values, known, strict=True)]
+    # After the last row nothing decays; what its own key sums up again is dropped.
+    following = builder.add(row, v.const(1))
+    more = builder.icmp_signed("<", following, head.rows)
+    following = builder.select(more, following, row)
+    next_key = _row(builder, head.k, following, head.row_stride)
+    next_fall = _scalar(builder, head.decay, following, head.gate_stride)
+    fall = builder.select(more, next_fall, v.lanes(1.0))
+
+    def renew(index, sums):
+        key = _scalar(builder, key_row, index, v.const(4))
+        query = _scalar(builder, query_row, index, v.const(4))
+        parts = _load(builder, _row(builder, head.target, index, head.value_stride), vectors)
+        parts = _multiply_add(builder, deltas, key, parts)
+        result = _multiply_add(builder, parts, query, sums[:vectors])
+        return result + _decay(builder, head, index, parts, fall, next_key, sums[vectors:])
+
+    sums = v.counted_loop(builder, head.key_dim, renew, [v.lanes(0.0)] * (2 * vectors))
+    _store(builder, sums[:vectors], _row(builder, head.out, row, head.out_stride))
+    return sums[vectors:]
+
+
 def _make_delta_rows(vectors):
     @intrinsic
-    def delta_rows(
-        typing,
-        rows,
-        q,
-        k,
-        value,
-        row_stride,
-        decay,
-        beta,
-        gate_stride,
-        source,
-        target,
-        key_dim,
-        stride,
-        out,
-        step,
-    ):
-        """`delta_head` over 16 * vectors columns. One pass over the state a row: while it is renewed by a
-        row's delta it is decayed for the next row, and what it knows of that row's key is summed."""
+    def delta_rows(typing, arguments):
+        """`delta_head` over 16 * vectors columns."""
 
-        def codegen(context, builder, signature, arguments):
-            rows, q, k, value, row_stride, decay, beta, gate_stride = arguments[:8]
-            source, target, key_dim, stride, out, step = arguments[8:]
-            zeros = [v.lanes(0.0)] * vectors
-
-            def row_of(base, row, row_bytes):
-                return builder.add(base, builder.mul(row, row_bytes))
-
-            def scalar(address):
-                return v.broadcast(builder, v.load(builder, address, v.F32), v.VF)
-
-            def load_row(address):
-                return [v.load(builder, v.offset(builder, address, 64 * i), v.VF) for i in range(vectors)]
-
-            def store_row(parts, address):
-                for i, part in enumerate(parts):
-                    v.store(builder, part, v.offset(builder, address, 64 * i))
-
-            def multiply_add(parts, factors, sums):
-                return [v.fma(builder, *terms) for terms in zip(parts, factors, sums, strict=True)]
-
-            def decayed(index, parts, fall, key_row, known):
-                parts = [builder.fmul(part, fall) for part in parts]
-                store_row(parts, row_of(target, index, stride))
-                key = scalar(row_of(key_row, index, v.const(4)))
-                return multiply_add(parts, [key] * vectors, known)
+        def codegen(context, builder, signature, values):
+            head = _Head(*[builder.extract_value(values[0], i) for i in range(len(_Head._fields))])
+            fall = _scalar(builder, head.decay, v.const(0), v.const(0))
 
             def start(index, known):
-                return decayed(index, load_row(row_of(source, index, stride)), first_fall, k, known)
+                parts = _load(builder, _row(builder, head.source, index, head.value_stride), vectors)
+                return _decay(builder, head, index, parts, fall, head.k, known)
 
-            def one_row(row, known):
-                query_row, key_row = row_of(q, row, row_stride), row_of(k, row, row_stride)
-                share = scalar(row_of(beta, row, gate_stride))
-                values = load_row(row_of(value, row, row_stride))
-                deltas = [
-                    builder.fmul(builder.fsub(new, old), share)
-                    for new, old in zip(values, known, strict=True)
-                ]
-                # After the last row nothing decays; what its own key sums up again is dropped.
-                following = builder.add(row, v.const(1))
-                more = builder.icmp_signed("<", following, rows)
-                following = builder.select(more, following, row)
-                next_key = row_of(k, following, row_stride)
-                fall = builder.select(more, scalar(row_of(decay, following, gate_stride)), v.lanes(1.0))
-
-                def renew(index, sums):
-                    key = scalar(row_of(key_row, index, v.const(4)))
-                    query = scalar(row_of(query_row, index, v.const(4)))
-                    parts = load_row(row_of(target, index, stride))
-                    parts = multiply_add([key] * vectors, deltas, parts)
-                    result = multiply_add(parts, [query] * vectors, sums[:vectors])
-                    return result + decayed(index, parts, fall, next_key, sums[vectors:])
-
-                sums = v.counted_loop(builder, key_dim, renew, zeros + zeros)
-                store_row(sums[:vectors], row_of(out, row, step))
-                return sums[vectors:]
-
-            first_fall = scalar(decay)
-            v.counted_loop(builder, rows, one_row, v.counted_loop(builder, key_dim, start, zeros))
+            known = v.counted_loop(builder, head.key_dim, start, [v.lanes(0.0)] * vectors)
+            v.counted_loop(builder, head.rows, lambda row, known: _one_row(builder, head, row, known), known)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 14), codegen
+        return types.void(types.UniTuple(types.int64, len(_Head._fields))), codegen
 
     return delta_rows
 
@@ -215,10 +228,10 @@ def delta_head(
         _fill_zero(target, value_stride, key_dim, columns >> 4)
         source = target
     inputs = (rows, q, k, value, row_stride, decay, beta, gate_stride)
-    places = (source, target, key_dim, value_stride, out, out_stride)
+    head = (*inputs, source, target, key_dim, value_stride, out, out_stride)
     if columns == 64:
-        _delta_rows_64(*inputs, *places)
+        _delta_rows_64(head)
     elif columns == 32:
-        _delta_rows_32(*inputs, *places)
+        _delta_rows_32(head)
     else:
-        _delta_rows_16(*inputs, *places)
+        _delta_rows_16(head)
