@@ -3,57 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.lanes.lane import Program
+from caldrixd.lanes.lane import Program, Snapshot
+
+# Positions in one piece of a slot's memory.
+PIECE = 64
+# The newest of a sequence: the last prompt's, and those of turns that a user may go back to.
+SNAPSHOTS = 4
 
 
-@dataclass(frozen=True)
-class Kept:
-    """An idle slot and the tokens it holds. What its keys and values depend on is part of it."""
+@dataclass(eq=False)
+class Slot:
+    """One of the program's slots, in use or kept, with what its state depends on.
 
-    slot: int
+    While it is kept, it holds `tokens`, the first `asked` of them the last prompt. `snapshots` are
+    states that it can go back to, shortest first. `touched` is the most tokens it ever held.
+    """
+
+    number: int
     ctx: int
     dtype: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+    asked: int = 0
+    snapshots: list[Snapshot] = field(default_factory=list)
+    touched: int = 0
 
 
 class SlotCache:
-    """Gives slots out and takes them back; keeps at most `limit` idle, dropping the least recently used."""
+    """Gives slots out and takes them back; the idle ones hold at most `limit` bytes of state.
+
+    Where it would be more, the least recently used are dropped.
+    """
 
     def __init__(self, program: Program, limit: int) -> None:
         self._program = program
         self._limit = limit
-        self._idle: list[Kept] = []
+        self._idle: list[Slot] = []
 
-    def take(self, prompt: Sequence[int], ctx: int, dtype: str) -> tuple[int, int]:
+    def take(self, prompt: Sequence[int], ctx: int, dtype: str) -> tuple[Slot, int]:
         """(slot, tokens of `prompt` it holds): at least the prompt's last token is left to compute.
 
-        An idle slot is reused where that keeps at least half of it, or where no further one may be
-        kept anyway: two conversations with the same opening would else take each other's slots.
-        Refused "run/memory" when memory lacks with no slot idle any more.
+        Refused "run/memory" and others when the lane has no slot left with none idle any more.
         """
-        best, common = None, 0
-        for kept in self._idle:
-            if (kept.ctx, kept.dtype) == (ctx, dtype):
-                length = common_prefix(kept.tokens, prompt[:-1])
-                if length > common:
-                    best, common = kept, length
-        if best and (2 * common >= len(best.tokens) or len(self._idle) >= self._limit):
-            self._idle.remove(best)
-            self._program.rewind(best.slot, common)
-            return best.slot, common
-        return self._allocate(ctx), 0
+        best, held = None, 0
+        for slot in self._idle:
+            if (slot.ctx, slot.dtype) == (ctx, dtype):
+                common = common_prefix(slot.tokens, prompt)
+                usable = self._usable(slot, min(common, len(prompt) - 1))
+                if usable > held and self._may_take(slot, usable, common, len(prompt)):
+                    best, held = slot, usable
+        if best is None:
+            return Slot(self._allocate(ctx), ctx, dtype), 0
+        self._idle.remove(best)
+        self._cut(best, held)
+        return best, held
 
-    def keep(self, slot: int, ctx: int, dtype: str, tokens: Sequence[int]) -> None:
-        """Take back a slot that holds `tokens`, all of them committed."""
+    def keep(self, slot: Slot, tokens: Sequence[int], asked: int) -> None:
+        """Take back a slot that holds `tokens`, all of them committed; `asked` of them were the prompt."""
         if not tokens:
-            self._program.release(slot)
+            self._program.release(slot.number)
             return
-        self._idle.append(Kept(slot, ctx, dtype, tuple(tokens)))
-        if len(self._idle) > self._limit:
-            self._evict()
+        slot.tokens, slot.asked = tuple(tokens), asked
+        slot.touched = max(slot.touched, len(tokens))
+        self._idle.append(slot)
+        while self._bytes(self._idle) > self._limit:
+            self._drop_oldest()
+
+    def snapshot(self, slot: Slot) -> None:
+        """Remember a slot's state as it is now, all of it committed."""
+        slot.snapshots.append(self._program.snapshot(slot.number))
+        del slot.snapshots[:-SNAPSHOTS]
+
+    def _usable(self, slot: Slot, common: int) -> int:
+        """The most tokens, up to `common`, that a slot can be cut to."""
+        if self._program.plan.rewindable or common == len(slot.tokens):
+            return common
+        return max((saved.length for saved in slot.snapshots if saved.length <= common), default=0)
+
+    def _may_take(self, slot: Slot, usable: int, common: int, wanted: int) -> bool:
+        """Whether a prompt of `wanted` tokens may cut a slot to `usable` of them.
+
+        Two conversations with the same opening would else take each other's slots. So a slot is cut
+        where that keeps at least half of it, where the very same prompt is asked again, or where it
+        would be dropped anyway for want of room.
+        """
+        if 2 * usable >= len(slot.tokens) or common == wanted == slot.asked:
+            return True
+        newer = self._idle[self._idle.index(slot) :]
+        return self._bytes(newer) + self._state_bytes(wanted) > self._limit
+
+    def _cut(self, slot: Slot, length: int) -> None:
+        if length == len(slot.tokens):
+            return
+        slot.snapshots = [saved for saved in slot.snapshots if saved.length <= length]
+        if self._program.plan.rewindable:
+            self._program.rewind(slot.number, length)
+        else:
+            self._program.restore(slot.number, slot.snapshots[-1])
 
     def _allocate(self, ctx: int) -> int:
         while True:
@@ -62,10 +110,19 @@ class SlotCache:
             except Refused:
                 if not self._idle:
                     raise
-                self._evict()
+                self._drop_oldest()
 
-    def _evict(self) -> None:
-        self._program.release(self._idle.pop(0).slot)
+    def _drop_oldest(self) -> None:
+        self._program.release(self._idle.pop(0).number)
+
+    def _bytes(self, slots: Sequence[Slot]) -> int:
+        return sum(
+            self._state_bytes(slot.touched) + sum(saved.nbytes for saved in slot.snapshots) for slot in slots
+        )
+
+    def _state_bytes(self, tokens: int) -> int:
+        plan = self._program.plan
+        return plan.kv_bytes(-(-tokens // PIECE) * PIECE) + plan.recurrent_bytes
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

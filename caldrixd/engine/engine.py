@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.cache import SlotCache
+from caldrixd.engine.pace import Pace
 from caldrixd.engine.sampling import greedy
 from caldrixd.engine.scheduler import Batch, schedule
 from caldrixd.engine.session import Request, Session, TokenEvent, Usage
@@ -20,30 +21,37 @@ from caldrixd.lanes.lane import Logits, Program, StepCancelled
 
 __all__ = ["Engine", "Request", "TokenEvent", "Usage"]
 
+# Where recurrent state is saved, from the prompt's end: before the opening of the reply, which the next
+# turn of a chat may write differently. A prompt of up to twice as many tokens is not worth it.
+TAIL = 16
+
 
 class Engine:
     """Answers requests on `program`: `max_sessions` at once, the others wait in order of arrival.
 
-    A step holds at most `prefill_chunk` prompt rows beside one row of each running reply.
-    `max_cached` slots of finished sequences are kept for their prefixes. `clock` gives seconds.
+    A step holds one row of each running reply, and as many prompt rows as it has time for, up to
+    `prefill_chunk` (None: what the lane takes). Slots of finished sequences are kept for their
+    prefixes, up to `cache_bytes` of state. `clock` gives seconds.
     """
 
     def __init__(
         self,
         program: Program,
         *,
-        prefill_chunk: int = 128,
-        max_sessions: int = 16,
-        max_cached: int = 4,
+        prefill_chunk: int | None = None,
+        max_sessions: int = 8,
+        cache_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 0 < max_sessions < program.max_rows or prefill_chunk < 1:
-            raise ValueError(f"{max_sessions} sessions, {prefill_chunk} of {program.max_rows} rows")
+        chunk = program.max_rows if prefill_chunk is None else prefill_chunk
+        if not 0 < max_sessions < program.max_rows or chunk < 1:
+            raise ValueError(f"{max_sessions} sessions, {chunk} of {program.max_rows} rows")
         self._program = program
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk = chunk
         self._max_sessions = max_sessions
         self._clock = clock
-        self._cache = SlotCache(program, max_cached)
+        self._cache = SlotCache(program, cache_bytes)
+        self._pace = Pace(program.plan)
         self._lock = threading.Lock()  # guards the four below
         self._waiting: deque[tuple[Request, float]] = deque()
         self._active: dict[int, Session] = {}
@@ -90,9 +98,8 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run the next rows of every session once; what came of it."""
         events = self._end_cancelled() + self._admit()
-        for batch in schedule(
-            self._active.values(), chunk=self._prefill_chunk, max_rows=self._program.max_rows
-        ):
+        limits = {"chunk": self._prefill_chunk, "max_rows": self._program.max_rows}
+        for batch in schedule(self._active.values(), self._pace, **limits):
             events += self._run(batch)
         return events + self._end_cancelled()
 
@@ -124,31 +131,45 @@ class Engine:
         return events
 
     def _admit(self) -> list[TokenEvent]:
-        """Give waiting requests a slot, in order, as long as sessions are free."""
+        """Give waiting requests a slot, in order, as long as there is place for the next one."""
         events = []
-        while len(self._active) < self._max_sessions:
+        while True:
             with self._lock:
-                if not self._waiting:
+                if not self._waiting or not self._has_place(self._waiting[0][0]):
                     break
                 request, submitted = self._waiting[0]
             try:
-                slot, cached = self._cache.take(request.prompt, request.ctx, request.dtype)
+                session = self._begin(request, submitted)
             except Refused as refused:
                 with self._lock:
                     self._waiting.popleft()
                 events.append(TokenEvent(request.id, None, "refused", Usage(len(request.prompt)), refused))
                 continue
-            session = Session(request, slot, list(request.prompt), cached, cached, submitted, self._clock())
             with self._lock:
                 self._waiting.popleft()
                 self._active[request.id] = session
         return events
 
+    def _has_place(self, request: Request) -> bool:
+        """Whether a request may join the active ones. It always may when there are none."""
+        batches = [session.request.max_batch for session in self._active.values()]
+        limit = min(self._max_sessions, request.max_batch, *batches)
+        return not self._active or len(self._active) < limit
+
+    def _begin(self, request: Request, submitted: float) -> Session:
+        prompt = request.prompt
+        slot, cached = self._cache.take(prompt, request.ctx, request.dtype)
+        saves = not self._program.plan.rewindable and len(prompt) > 2 * TAIL
+        mark = len(prompt) - TAIL if saves else 0
+        return Session(request, slot, list(prompt), cached, cached, submitted, self._clock(), mark)
+
     def _run(self, batch: Batch) -> list[TokenEvent]:
+        rows = batch.rows()
         with self._lock:
             self._running = frozenset(share.session.request.id for share in batch.shares)
+        started = self._clock()
         try:
-            logits = self._program.step(batch.rows(), threads=batch.threads, dtype=batch.dtype)
+            logits = self._program.step(rows, threads=batch.threads, dtype=batch.dtype)
         except StepCancelled:
             return []
         except Refused as refused:
@@ -156,17 +177,20 @@ class Engine:
         finally:
             with self._lock:
                 self._running = frozenset()
+        self._pace.measured(batch.kind, rows.positions, self._clock() - started)
         return self._postprocess(batch, logits)
 
     def _postprocess(self, batch: Batch, logits: Logits) -> list[TokenEvent]:
         events = []
         wanted = iter(logits)
         for share in batch.shares:
-            completes = share.completes
-            share.session.committed += share.count
-            self._program.commit(share.session.slot, share.session.committed)
+            session, completes = share.session, share.completes
+            session.committed += share.count
+            self._program.commit(session.slot.number, session.committed)
+            if session.committed == session.mark:
+                self._cache.snapshot(session.slot)
             if completes:
-                events.append(self._advance(share.session, next(wanted)))
+                events.append(self._advance(session, next(wanted)))
         return events
 
     def _advance(self, session: Session, logits: Logits) -> TokenEvent:
@@ -184,13 +208,13 @@ class Engine:
         """End a session and keep its slot with the tokens that are committed."""
         request = session.request
         self._forget(request.id)
-        self._cache.keep(session.slot, request.ctx, request.dtype, session.tokens[: session.committed])
+        self._cache.keep(session.slot, session.tokens[: session.committed], len(request.prompt))
         return TokenEvent(request.id, token, reason, session.usage(self._clock()))
 
     def _fail(self, session: Session, refused: Refused) -> TokenEvent:
         """End a session whose state is not to be trusted."""
         self._forget(session.request.id)
-        self._program.release(session.slot)
+        self._program.release(session.slot.number)
         return TokenEvent(session.request.id, None, "refused", session.usage(self._clock()), refused)
 
     def _forget(self, id: int) -> None:

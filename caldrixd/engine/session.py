@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.engine.cache import Slot
 
 
 @dataclass(frozen=True)
 class Request:
     """Continue `prompt`. `ctx` bounds prompt and reply together, `max_tokens` the reply (None: only ctx).
 
-    A token of `stop_ids` ends the reply. `threads` 0 means the lane's default.
+    A token of `stop_ids` ends the reply. `threads` 0 means the lane's default. At most `max_batch`
+    requests are answered at a time while this one is among them.
     """
 
     id: int
@@ -21,6 +23,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     dtype: str = "f32"
     threads: int = 0
+    max_batch: int = 8
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,19 @@ class TokenEvent:
 
 @dataclass
 class Session:
-    """A request that holds a slot. The slot holds `committed` of the `tokens` (prompt and reply)."""
+    """A request that holds a slot. The slot holds `committed` of the `tokens` (prompt and reply).
+
+    A snapshot is due when `mark` tokens are committed; 0: never.
+    """
 
     request: Request
-    slot: int
+    slot: Slot
     tokens: list[int]
     committed: int
     cached: int
     submitted: float
     started: float
+    mark: int = 0
     first: float | None = None
     last: float = 0.0
 
@@ -73,6 +80,11 @@ class Session:
     def pending(self) -> int:
         """Tokens the slot lacks. Their last one's logits give the next token."""
         return len(self.tokens) - self.committed
+
+    @property
+    def runnable(self) -> int:
+        """Pending tokens that the next step may hold: up to the mark where that is ahead."""
+        return (self.mark if self.committed < self.mark else len(self.tokens)) - self.committed
 
     @property
     def reply_tokens(self) -> int:

@@ -35,7 +35,7 @@ def request(id: int, prompt: dict[str, Any], **settings: Any) -> Request:
 def test_sessions_side_by_side_give_the_reference(
     program: Program, prompts: list[dict[str, Any]], chunk: int, delay: int
 ) -> None:
-    engine = Engine(program, prefill_chunk=chunk, max_sessions=8, max_cached=0)
+    engine = Engine(program, prefill_chunk=chunk, max_sessions=8, cache_bytes=0)
     replies: dict[int, Reply] = {}
     for id, prompt in enumerate(prompts * 2):
         engine.submit(request(id, prompt))
@@ -74,7 +74,7 @@ def test_a_cancelled_reply_leaves_the_next_turn_as_a_clean_run(
 ) -> None:
     prompt = prompts[3]
     follow_up = (*prompt["prompt_ids"], 5, 6, 7)
-    clean = Engine(program, max_cached=0)
+    clean = Engine(program, cache_bytes=0)
     clean.submit(Request(1, follow_up, CTX, 12))
     expected = drain(clean)[1].tokens
 
