@@ -21,8 +21,8 @@ from caldrixd.lanes.lowered import (
 from caldrixd.lanes.stages import VECTOR, Fields, Stages, float_bits, interleaved, padded
 from caldrixd.plan.plan import Op
 
-# Columns of a value head that one item of the delta rule keeps, widest first.
-DELTA_COLUMNS = (64, 32, 16)
+# Columns of a value head that one item of the delta rule keeps: more would not stay in AVX2's registers.
+DELTA_COLUMNS = (32, 16)
 
 
 def experts(stages: Stages, op: Op, into: Fields) -> None:

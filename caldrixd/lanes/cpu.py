@@ -91,7 +91,9 @@ class CpuProgram:
                 self._addresses[index] = self._weights.addresses[name_]
         for row in self._program:
             weight = lowered.names[row[at.WEIGHT]]
-            row[at.FORMAT] = self._weights.formats.get(weight, at.FLOAT32)
+            form = row[at.FORMAT] = self._weights.formats.get(weight, at.FLOAT32)
+            row[at.STEP_BYTES] = at.TILE_STEP[form]
+            row[at.PANEL_BYTES] = at.panel_bytes(form, int(row[at.COLUMNS]))
             row[at.ROW_BYTES] = self._weights.row_bytes.get(weight, 0)
         words = self._rows.addresses() | {
             at.ADDRESSES: self._addresses.ctypes.data,

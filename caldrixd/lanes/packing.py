@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caldrix_kernels.formats import widen
-from caldrix_kernels.step.layout import FLOAT32, FORMAT_BYTES, FORMATS, PANEL, round_up
+from caldrix_kernels.step.layout import FLOAT32, FORMAT_BYTES, FORMATS, PANEL, panel_bytes, round_up
 from caldrixd.lanes.arena import Arena
 from caldrixd.lanes.lowered import Lowered, Packed, Small
 from caldrixd.plan.plan import Tensor
@@ -80,7 +80,7 @@ def pack_weights(lowered: Lowered, tensors: Mapping[str, Tensor], pack: PackPane
     formats = {name: _format(packed, tensors) for name, packed in lowered.packed.items()}
     sizes: dict[str, int] = {}
     for name, packed in lowered.packed.items():
-        sizes[name] = packed.rows * round_up(packed.columns, PANEL) * FORMAT_BYTES[formats[name]]
+        sizes[name] = packed.rows // PANEL * panel_bytes(formats[name], round_up(packed.columns, PANEL))
         if packed.biases:
             sizes[f"bias of {name}"] = packed.rows * 4
     small = {name: _small(held, tensors[held.tensor]) for name, held in lowered.small.items()}
@@ -141,6 +141,7 @@ def _pack_one(
             packed.columns,
             padded,
             target,
+            panel_bytes(form, padded),
         )
         for first in range(0, panels, PANELS_A_TASK)
     ]

@@ -32,6 +32,7 @@ from caldrix_kernels.step.layout import (
     FORMAT_BYTES,
     PANEL,
     TILE_STEP,
+    panel_bytes,
     partial_bytes,
     round_up,
 )
@@ -67,7 +68,10 @@ def packed(data: npt.NDArray[np.uint8], form: int, rows: int, columns: int) -> n
     target = aligned((panels * PANEL * padded * FORMAT_BYTES[form],), np.uint8, 0xFF)
     addresses = np.zeros(panels * PANEL, np.int64)
     addresses[:rows] = data.ctypes.data + np.arange(rows) * columns * FORMAT_BYTES[form]
-    linear.pack_panels.ctypes(form, addresses.ctypes.data, 0, panels, columns, padded, target.ctypes.data)
+    size = panel_bytes(form, padded)
+    linear.pack_panels.ctypes(
+        form, addresses.ctypes.data, 0, panels, columns, padded, target.ctypes.data, size
+    )
     return target
 
 
@@ -82,7 +86,7 @@ def product(act: int, form: int, panels: npt.NDArray[Any], x: Float32, rows_out:
         inputs[:, : x.shape[1]] = x
     out = aligned((len(x), round_up(rows_out, PANEL)))
     for panel in range(out.shape[1] // PANEL):
-        start = panels.ctypes.data + panel * linear.panel_bytes(form, columns)
+        start = panels.ctypes.data + panel * panel_bytes(form, columns)
         target = out.ctypes.data + panel * PANEL * 4
         tile = linear.tile_dot if act == ACT_BF16 else TILES[form]
         tile.ctypes(
@@ -198,13 +202,14 @@ def test_embed(form: int) -> None:
         embed.embed_row_major(form, data.ctypes.data, 37 * FORMAT_BYTES[form], token, 37, out.ctypes.data)
         assert out.tobytes() == expected[token].tobytes()
         out[:] = 0
-        embed.embed_panelled(form, panels.ctypes.data, 64, token, 37, out.ctypes.data)
+        embed.embed_panelled(form, panels.ctypes.data, panel_bytes(form, 64), token, 37, out.ctypes.data)
         assert out.tobytes() == expected[token].tobytes()
 
 
 @pytest.mark.parametrize(("head_dim", "group"), [(8, 1), (16, 3), (24, 2), (64, 3), (80, 7)])
 @pytest.mark.parametrize("first", [0, 1, 30, 31, 32, 63, 64, 130])
-def test_attention(head_dim: int, group: int, first: int) -> None:
+@pytest.mark.parametrize("window", [0, 1, 3, 64, 131, 1000])
+def test_attention(head_dim: int, group: int, first: int, window: int) -> None:
     """Rows first..first+2 of one key/value head, block by block, against plain softmax attention."""
     rng = np.random.default_rng(head_dim + first)
     rows, context = 3, 192
@@ -233,6 +238,7 @@ def test_attention(head_dim: int, group: int, first: int) -> None:
             rows,
             group,
             first,
+            window,
             scores.ctypes.data,
             (fresh if block > 0 else merged).ctypes.data,
         )
@@ -240,9 +246,14 @@ def test_attention(head_dim: int, group: int, first: int) -> None:
         if block > 0:
             pair = (merged[skipped].ctypes.data, fresh[skipped].ctypes.data)
             attention.merge_partials.ctypes(*pair, width, stride, count - skipped)
-    out = aligned((count, width))
+    out, gated, gates = (aligned((count, width)) for _ in range(3))
+    gates[:] = rng.standard_normal((count, width), np.float32) * 8
     for i in range(count):
-        attention.finish_head.ctypes(ACT_F32, merged[i].ctypes.data, width, out[i].ctypes.data, width // 16)
+        for gate, target in ((0, out[i]), (gates[i].ctypes.data, gated[i])):
+            place = (merged[i].ctypes.data, width, gate, target.ctypes.data, width // 16)
+            attention.finish_head.ctypes(ACT_F32, *place)
+    sigmoid = 1 / (1 + np.exp(-gates.astype(np.float64)))
+    np.testing.assert_allclose(gated, out * sigmoid, rtol=2e-6, atol=1e-9)
     for row in range(rows):
         length = first + row + 1
         expected = attention_reference(
@@ -251,6 +262,7 @@ def test_attention(head_dim: int, group: int, first: int) -> None:
             v[:length].reshape(length, 1, head_dim),
             [first + row],
             scale=1.0,
+            window=window,
         )
         got = np.asarray(out[row * group : (row + 1) * group, :head_dim]).reshape(1, -1)
         np.testing.assert_allclose(got, expected, rtol=0, atol=3e-5)

@@ -2,7 +2,6 @@
 
 from caldrix_kernels.intrinsics.jit import routine
 from caldrix_kernels.intrinsics.memory import bits_to_float, half_at, load_f32, load_u16, store_f32
-from caldrix_kernels.linear.numba_cpu import panel_bytes
 from caldrix_kernels.step.layout import BF16, F16, PANEL
 
 
@@ -24,10 +23,10 @@ def embed_row_major(form, table, row_bytes, token, width, out):
 
 
 @routine("void(int64, int64, int64, int64, int64, int64)")
-def embed_panelled(form, panels, columns, token, width, out):
-    """Row `token` of a matrix packed by `pack_panels` with `columns` columns a panel."""
+def embed_panelled(form, panels, panel_bytes, token, width, out):
+    """Row `token` of a matrix packed by `pack_panels` in panels of `panel_bytes`."""
     lane = token & (PANEL - 1)
-    base = panels + (token // PANEL) * panel_bytes(form, columns)
+    base = panels + (token // PANEL) * panel_bytes
     for k in range(width):
         if form == BF16:
             address = base + (k >> 1) * 128 + (lane >> 4) * 64 + (lane & 15) * 4 + (k & 1) * 2

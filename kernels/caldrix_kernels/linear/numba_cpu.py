@@ -18,7 +18,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
-from caldrix_kernels.intrinsics.jit import kernel, routine
+from caldrix_kernels.intrinsics.jit import kernel
 from caldrix_kernels.intrinsics.memory import load_i64, load_u16, load_u32, store_u16, store_u32
 from caldrix_kernels.step.layout import BF16, F16, PANEL
 
@@ -232,19 +232,14 @@ def tile_f32_wide(rows, w, step, x, x_stride, columns, out, out_stride):
         x, out, rows = x + x_stride, out + out_stride, rows - 1
 
 
-@routine("int64(int64, int64)")
-def panel_bytes(form, columns):
-    return columns * PANEL * (2 if form in (BF16, F16) else 4)
-
-
-@kernel(7)
-def pack_panels(form, rows, first, last, columns, padded, target):
+@kernel(8)
+def pack_panels(form, rows, first, last, columns, padded, target, panel_bytes):
     """Write panels first..last-1. `rows` is the address of int64 row addresses, 32 a panel, 0 = a zero row.
 
     `columns` are stored, `padded` are written (zeros after `columns`).
     """
     for panel in range(first, last):
-        base = target + panel * panel_bytes(form, padded)
+        base = target + panel * panel_bytes
         for lane in range(PANEL):
             source = load_i64(rows + 8 * (panel * PANEL + lane))
             stored = columns if source != 0 else 0

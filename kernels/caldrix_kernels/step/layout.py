@@ -103,7 +103,7 @@ CONTROL_BYTES = 1024
     GATED_NORM,
 ) = range(12)
 
-ROW_WORDS = 44
+ROW_WORDS = 46
 (
     OP,
     DOMAIN,  # 0: all rows, 1: wanted rows
@@ -149,7 +149,9 @@ ROW_WORDS = 44
     DT_BIAS,  # address index
     A_AT,  # CONV: byte offsets in a source row
     B_AT,
-) = range(44)
+    STEP_BYTES,  # what a tile's loop step moves on in a panel
+    PANEL_BYTES,
+) = range(46)
 
 # Route tables of one step, in words: what ROUTE leaves for DISPATCH, LINEAR and COMBINE. Of each row top_k
 # experts, ascending; a place is a row of the buffers in which the rows of an expert stand together.
@@ -172,9 +174,9 @@ STORE, ADD, SILU_MUL = range(3)
 # Stored formats of weights.
 BF16, F16, FLOAT32 = range(3)
 FORMATS = {"BF16": BF16, "F16": F16, "F32": FLOAT32}
+FORMAT_BYTES = {BF16: 2, F16: 2, FLOAT32: 4}
 # Bytes a tile's loop step moves on in a panel.
 TILE_STEP = {BF16: 128, F16: 64, FLOAT32: 128}
-FORMAT_BYTES = {BF16: 2, F16: 2, FLOAT32: 4}
 
 # How activations are stored for the matmuls that read them.
 ACT_F32 = 0  # float32 as computed
@@ -194,6 +196,10 @@ SPLIT_ROWS = 16  # up to this many rows attention is split over blocks
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def panel_bytes(form: int, columns: int) -> int:
+    return columns * PANEL * FORMAT_BYTES[form]
 
 
 def partial_bytes(head_dim: int) -> int:

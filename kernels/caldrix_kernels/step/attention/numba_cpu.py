@@ -11,7 +11,7 @@ from caldrix_kernels.intrinsics.memory import (
     store_f32,
     store_u16,
 )
-from caldrix_kernels.linear.numba_cpu import add_bias, panel_bytes
+from caldrix_kernels.linear.numba_cpu import add_bias
 from caldrix_kernels.rope.numba_cpu import scale_into
 from caldrix_kernels.schedule.numba_cpu import (
     address,
@@ -88,8 +88,8 @@ def heads_stage(step, thread, base, row):
         return base
     heads = word(row, at.ITEMS)
     end = base + heads * row_blocks(rows)
-    form, columns = word(row, at.FORMAT), word(row, at.COLUMNS)
-    tile, step_bytes = tile_kernel(step, form), 64 if form == at.F16 else 128
+    tile, columns = tile_kernel(step, word(row, at.FORMAT)), word(row, at.COLUMNS)
+    step_bytes, panel_bytes = word(row, at.STEP_BYTES), word(row, at.PANEL_BYTES)
     weight = address(step, word(row, at.WEIGHT))
     bias = address(step, word(row, at.BIAS)) if word(row, at.BIAS) != 0 else 0
     x, x_stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
@@ -110,7 +110,7 @@ def heads_stage(step, thread, base, row):
                 count = min(TILE_ROWS, last - m)
                 for slice_ in range(panels):
                     panel = head * panels + slice_
-                    w, out = weight + panel * panel_bytes(form, columns), scratch + slice_ * TILE_ROW
+                    w, out = weight + panel * panel_bytes, scratch + slice_ * TILE_ROW
                     call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, out, head_bytes))
                     if bias != 0:
                         add_bias(out, head_bytes, count, bias + panel * PANEL * 4)

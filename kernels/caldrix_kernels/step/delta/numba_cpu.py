@@ -98,11 +98,11 @@ def delta_columns(step, row, sequence, head, column):
             stride,
             before,
             after,
-            value_dim * 4,
             key_dim,
             columns,
             out + (head * value_dim + column) * 4,
             out_stride,
+            value_dim * 4,
         ),
     )
 

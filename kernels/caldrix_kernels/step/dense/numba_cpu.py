@@ -3,7 +3,7 @@
 from caldrix_kernels.embed.numba_cpu import embed_panelled, embed_row_major
 from caldrix_kernels.intrinsics.jit import call, routine
 from caldrix_kernels.intrinsics.memory import load_f32, load_i64, load_u32, store_f32, store_u32
-from caldrix_kernels.linear.numba_cpu import add_bias, add_tile, copy_tile, panel_bytes
+from caldrix_kernels.linear.numba_cpu import add_bias, add_tile, copy_tile
 from caldrix_kernels.schedule.numba_cpu import (
     MAX_CLAIM,
     address,
@@ -57,7 +57,6 @@ def source_of(step, thread, row, rows):
 def embed_stage(step, base, row):
     rows = word(step, at.ROWS)
     end = base + rows
-    width = word(row, at.COLUMNS)
     form, table = word(row, at.FORMAT), address(step, word(row, at.WEIGHT))
     while True:
         item = claim(step, base, end, 1, ONE_BY_ONE)
@@ -71,7 +70,7 @@ def embed_stage(step, base, row):
             for k in range(word(row, at.TRUE_WIDTH)):
                 store_f32(out + 4 * k, load_f32(given + 4 * k))
         elif word(row, at.PANELLED) == 1:
-            embed_panelled(form, table, width, token, word(row, at.TRUE_WIDTH), out)
+            embed_panelled(form, table, word(row, at.PANEL_BYTES), token, word(row, at.TRUE_WIDTH), out)
         else:
             embed_row_major(form, table, word(row, at.ROW_BYTES), token, word(row, at.TRUE_WIDTH), out)
         finish(step, end, 1)
@@ -155,6 +154,16 @@ def group_at(step, row, routes, number):
     return routes + 8 * (at.ROUTE_TABLES + 4 * places_of(step, row) + 3 * number)
 
 
+@routine("int64(int64, int64)")
+def most_groups(row, rows):
+    """A bound for the groups of that many rows.
+
+    Items are counted without the route tables, in which a thread that comes late finds a later layer.
+    """
+    places = rows * word(row, at.TOP_K)
+    return min(word(row, at.EXPERTS), places) + places // ROW_BLOCK
+
+
 @routine("int64(int64, int64, int64, int64)")
 def linear_stage(step, thread, base, row):
     rows = row_count(step, row)
@@ -162,11 +171,11 @@ def linear_stage(step, thread, base, row):
         return base
     panels = word(row, at.ITEMS)
     routes = address(step, word(row, at.ROUTES)) if word(row, at.EXPERTS) != 0 else 0
-    groups = load_i64(routes + 8 * at.GROUPS) if routes != 0 else row_blocks(rows)
+    groups = most_groups(row, rows) if routes != 0 else row_blocks(rows)
     end = base + panels * groups
-    form, act, columns = word(row, at.FORMAT), word(step, at.ACT), word(row, at.COLUMNS)
-    tile, silu_mul = tile_kernel(step, form), kernel_at(step, at.SILU_MUL_TILE)
-    step_bytes = 64 if form == at.F16 else 128
+    act, columns = word(step, at.ACT), word(row, at.COLUMNS)
+    tile, silu_mul = tile_kernel(step, word(row, at.FORMAT)), kernel_at(step, at.SILU_MUL_TILE)
+    step_bytes, panel_bytes = word(row, at.STEP_BYTES), word(row, at.PANEL_BYTES)
     weight = address(step, word(row, at.WEIGHT))
     bias = address(step, word(row, at.BIAS)) if word(row, at.BIAS) != 0 else 0
     x, x_stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
@@ -185,10 +194,12 @@ def linear_stage(step, thread, base, row):
             part = 0 if unit < panels else unit // panels
             panel, m = unit - part * panels, part * ROW_BLOCK
             last = min(rows, m + ROW_BLOCK)
-            w = weight + panel * panel_bytes(form, columns)
+            w = weight + panel * panel_bytes
             if routes != 0:
+                if part >= load_i64(routes + 8 * at.GROUPS):
+                    continue
                 group = group_at(step, row, routes, part)
-                w += load_i64(group) * panels * panel_bytes(form, columns)
+                w += load_i64(group) * panels * panel_bytes
                 m = load_i64(group + 8)
                 last = m + load_i64(group + 16)
             while m < last:

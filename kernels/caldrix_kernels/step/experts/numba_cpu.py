@@ -32,8 +32,7 @@ def sort_rows(step, row, count):
     ids, places, sources = table_at(step, row, 0), table_at(step, row, 1), table_at(step, row, 2)
     routes = address(step, word(row, at.ROUTES))
     experts, top_k = word(row, at.EXPERTS), word(row, at.TOP_K)
-    most_groups = experts + places_of(step, row) // ROW_BLOCK + 1
-    cursors = group_at(step, row, routes, most_groups)
+    cursors = group_at(step, row, routes, experts + places_of(step, row) // ROW_BLOCK + 1)
     for expert in range(experts):
         store_i64(cursors + 8 * expert, 0)
     for pair in range(count):
