@@ -25,17 +25,23 @@ def read_spec(directory: Path) -> ModelSpec:
     """
     config = read_object(directory / "config.json", MAX_CONFIG)
     family = _family(config)
-    for name in _NAMES_CODE:
-        if config.get(name):
-            raise Refused("config/runs-code", field=name)
-    for name in _QUANTISED:
-        if config.get(name) is not None:
-            raise Refused("config/quantised", field=name)
+    fields = Fields(config)
+    for place in (fields, fields.section("text_config") or fields):
+        _refuse_code_and_quantisation(place)
     if config.get("transformers_weights") is not None:
         raise Refused("config/weights-file")
     spec = family.read_config(config)
     eos_ids = (*spec.eos_ids, *_generation_eos_ids(directory / "generation_config.json"))
     return replace(spec, eos_ids=tuple(dict.fromkeys(eos_ids)))
+
+
+def _refuse_code_and_quantisation(fields: Fields) -> None:
+    for name in _NAMES_CODE:
+        if fields.values.get(name):
+            raise Refused("config/runs-code", field=fields.prefix + name)
+    for name in _QUANTISED:
+        if fields.values.get(name) is not None:
+            raise Refused("config/quantised", field=fields.prefix + name)
 
 
 def _family(config: Mapping[str, Any]) -> Family:

@@ -6,8 +6,10 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,8 @@ from caldrixd.models.header import Entry, read_header
 from caldrixd.plan.plan import Plan, Tensor
 
 MAX_TENSORS = 200_000
+MAX_STACKED = 4096
+NOT_STACKED: Mapping[str, Sequence[str]] = MappingProxyType({})
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -66,36 +70,66 @@ class Checkpoint:
     ) -> None:
         """Every weight of the plan is there in its shape and a known dtype, and no tensor is left over.
 
-        Tensors whose names end in one of `ignored` may be left over. Refused "weights/...".
+        Tensors whose names match one of `ignored` (`*` for anything) may be left over. Refused
+        "weights/...".
         """
         needed = {weight.name: weight.shape for weight in plan.weights}
-        for name, shape in needed.items():
-            entry = self.entries.get(name)
-            if entry is None:
-                raise Refused("weights/missing-tensor", name=name)
+        used = {
+            name: entry
+            for name, entry in self.entries.items()
+            if name in needed or not any(fnmatchcase(name, pattern) for pattern in ignored)
+        }
+        for name, entry in used.items():
             if entry.dtype not in ITEM_BYTES:
                 raise Refused("weights/dtype", name=name, dtype=entry.dtype)
-            if entry.shape != shape:
-                raise Refused("weights/shape", name=name, shape=list(entry.shape), expected=list(shape))
-        for name in self.entries:
-            if name not in needed and not name.endswith(tuple(ignored)):
+        for name in used:
+            if name not in needed:
                 raise Refused("weights/unknown-tensor", name=name, architecture=architecture)
+        for name, shape in needed.items():
+            if name not in used:
+                raise Refused("weights/missing-tensor", name=name)
+            if used[name].shape != shape:
+                raise Refused("weights/shape", name=name, shape=list(used[name].shape), expected=list(shape))
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
-    """Read every header and map every file. Refused "weights/..." and what `weight_files` refuses."""
+def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_STACKED) -> Checkpoint:
+    """Read every header and map every file. Refused "weights/..." and what `weight_files` refuses.
+
+    A tensor whose last name is in `stacked` is offered as the matrices it holds: of each expert, those
+    parts in turn.
+    """
     places: dict[str, _Place] = {}
-    for name in weight_files(directory):
-        entries, data = _open(directory / name)
+    for file in weight_files(directory):
+        entries, data = _open(directory / file)
         for tensor, entry in entries.items():
-            if tensor in places:
-                other = places[tensor].file
-                raise Refused("weights/duplicate-tensor", name=tensor, file=other, other=name)
-            places[tensor] = _Place(name, data, entry)
-        if len(places) > MAX_TENSORS:
-            raise Refused("weights/header", file=name, reason=f"there are over {MAX_TENSORS} tensors")
+            for name, place in _matrices(tensor, _Place(file, data, entry), stacked).items():
+                if name in places:
+                    other = places[name].file
+                    raise Refused("weights/duplicate-tensor", name=name, file=other, other=file)
+                places[name] = place
+            if len(places) > MAX_TENSORS:
+                raise Refused("weights/header", file=file, reason=f"there are over {MAX_TENSORS} tensors")
     size = sum(place.entry.end - place.entry.begin for place in places.values())
     return Checkpoint(Tensors(places), {name: place.entry for name, place in places.items()}, size)
+
+
+def _matrices(name: str, place: _Place, stacked: Mapping[str, Sequence[str]]) -> Mapping[str, _Place]:
+    """A tensor as it is, or the matrices in it: "experts.down_proj" is "experts.0.down_proj.weight", ..."""
+    stem, _, last = name.rpartition(".")
+    parts, entry = stacked.get(last), place.entry
+    if parts is None or len(entry.shape) != 3:
+        return {name: place}
+    experts, rows, columns = entry.shape
+    size = (entry.end - entry.begin) // max(1, experts * len(parts))
+    if not size or rows % len(parts) or experts > MAX_STACKED:
+        return {name: place}
+    shape = (rows // len(parts), columns)
+    names = [f"{stem}.{expert}.{part}.weight" for expert in range(experts) for part in parts]
+    begins = range(entry.begin, entry.end, size)
+    return {
+        view: replace(place, entry=Entry(entry.dtype, shape, begin, begin + size))
+        for view, begin in zip(names, begins, strict=False)
+    }
 
 
 def _open(path: Path) -> tuple[dict[str, Entry], npt.NDArray[np.uint8]]:

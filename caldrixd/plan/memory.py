@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from caldrixd.plan.plan import Plan
+from caldrixd.plan.plan import Op, Plan
 
 FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes: weights as stored, keys and values of one sequence, and the buffers of one step."""
+    """Bytes: weights as stored, the state of one sequence, and the buffers of one step."""
 
     weights: int
     state: int
@@ -24,11 +25,14 @@ class Cost:
 
 def cost(plan: Plan, weight_bytes: int, *, ctx: int, max_rows: int, wanted: int = 1) -> Cost:
     """The bytes of one sequence of `ctx` tokens in steps of `max_rows` rows, `wanted` of them with logits."""
-    return Cost(weight_bytes, plan.kv_bytes(ctx), activation_bytes(plan, max_rows, wanted))
+    # Recurrent state stands there twice: a step writes it beside what is committed.
+    state = plan.kv_bytes(ctx) + 2 * plan.recurrent_bytes
+    return Cost(weight_bytes, state, activation_bytes(plan, max_rows, wanted))
 
 
 def activation_bytes(plan: Plan, max_rows: int, wanted: int = 1) -> int:
     """The most bytes of buffers that are alive at once, each freed after its last reader."""
+    shapes = {weight.name: weight.shape for weight in plan.weights}
     last_read = {name: index for index, op in enumerate(plan.ops) for name in op.inputs}
     rows = max_rows
     alive: dict[str, int] = {}
@@ -37,9 +41,18 @@ def activation_bytes(plan: Plan, max_rows: int, wanted: int = 1) -> int:
         if op.kind == "gather":
             rows = wanted
         alive[op.output] = FLOAT * rows * plan.widths[op.output]
-        peak = max(peak, sum(alive.values()))
+        peak = max(peak, sum(alive.values()) + FLOAT * rows * _inner_width(op, shapes))
         alive = {name: size for name, size in alive.items() if last_read.get(name, index) > index}
     return peak
+
+
+def _inner_width(op: Op, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Floats a row that an op needs beside its inputs and output: of each chosen expert the input, the
+    hidden row and the output."""
+    if op.kind != "experts":
+        return 0
+    width, hidden = shapes[op.weights[0]]
+    return int(op.params["top_k"]) * (2 * hidden + width)
 
 
 def largest_ctx(plan: Plan, weight_bytes: int, *, free: int, max_rows: int, wanted: int = 1) -> int:

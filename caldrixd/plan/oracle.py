@@ -15,13 +15,19 @@ import numpy.typing as npt
 
 from caldrix_kernels.add.reference import add
 from caldrix_kernels.attention.reference import attention
+from caldrix_kernels.causal_conv.reference import causal_conv
+from caldrix_kernels.delta_rule.reference import delta_rule
 from caldrix_kernels.embed.reference import embed
+from caldrix_kernels.experts.reference import experts
 from caldrix_kernels.formats import narrow_bf16, widen, widen_bf16
+from caldrix_kernels.gated_rmsnorm.reference import gated_rmsnorm
 from caldrix_kernels.gather.reference import gather
 from caldrix_kernels.linear.reference import linear
 from caldrix_kernels.rmsnorm.reference import rmsnorm
 from caldrix_kernels.rope.reference import cos_sin, inverse_frequencies, rope
+from caldrix_kernels.sigmoid_mul.reference import sigmoid_mul
 from caldrix_kernels.silu_mul.reference import silu_mul
+from caldrix_kernels.slice.reference import slice_columns
 from caldrixd.lanes.lane import Report, Rows, Snapshot, StepCancelled
 from caldrixd.plan.plan import Op, Plan, Tensor
 
@@ -42,24 +48,35 @@ def load(
 
 @dataclass
 class _Slot:
-    """One sequence. keys[layer] and values[layer] are float32[ctx, kv_heads, head_dim]."""
+    """One sequence. keys[layer] and values[layer] are float32[ctx, kv_heads, head_dim].
+
+    `recurrent` is the committed state of each recurrent op, `following` what the last step made of it.
+    """
 
     ctx: int
     keys: dict[int, Float32]
     values: dict[int, Float32]
+    recurrent: list[Float32]
+    following: list[Float32] | None = None
     length: int = 0
     written: int = 0
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What the ops of one step share. `members` maps a slot to the indices of its rows."""
+    """What the ops of one step share. `members` maps a slot to the indices of its rows, `following` to
+    the recurrent state that the step writes."""
 
     rows: Rows
     members: Mapping[int, list[int]]
+    following: Mapping[int, list[Float32]]
     cosines: Float32
     sines: Float32
     dtype: str
+
+    def rounded(self, x: Float32) -> Float32:
+        """What a matrix product reads of its input."""
+        return widen_bf16(narrow_bf16(x)) if self.dtype == "bf16" else x
 
 
 class Program:
@@ -80,6 +97,9 @@ class Program:
             kind.low_freq_factor,
             kind.high_freq_factor,
             kind.original_context,
+            kind.beta_fast,
+            kind.beta_slow,
+            kind.truncate,
         )
         self._slots: dict[int, _Slot] = {}
         self._next_slot = 0
@@ -94,8 +114,11 @@ class Program:
 
         slot = self._next_slot
         self._next_slot += 1
-        self._slots[slot] = _Slot(ctx, empty(), empty())
+        self._slots[slot] = _Slot(ctx, empty(), empty(), self._zeros())
         return slot
+
+    def _zeros(self) -> list[Float32]:
+        return [np.zeros(state.shape, np.float32) for state in self.plan.recurrent]
 
     def release(self, slot: int) -> None:
         del self._slots[slot]
@@ -107,19 +130,40 @@ class Program:
         state = self._slots[slot]
         if not state.length <= length <= state.written:
             raise ValueError(f"commit to {length}: {state.length} committed, {state.written} written")
+        if self.plan.recurrent and length != state.written:
+            raise ValueError(f"commit to {length}: recurrent state is at {state.written}")
         state.length = length
+        if state.following is not None:
+            state.recurrent, state.following = state.following, None
 
     def rewind(self, slot: int, length: int) -> None:
         state = self._slots[slot]
         if not 0 <= length <= state.length:
             raise ValueError(f"rewind to {length}: {state.length} committed")
+        if self.plan.recurrent and length not in (0, state.length):
+            raise ValueError(f"rewind to {length}: recurrent state is at {state.length}")
+        if length == 0:
+            state.recurrent = self._zeros()
         state.length = state.written = length
+        state.following = None
 
     def snapshot(self, slot: int) -> Snapshot:
-        return Snapshot(self._slots[slot].length)
+        state = self._slots[slot]
+        if not self.plan.recurrent:
+            return Snapshot(state.length)
+        return Snapshot(state.length, np.concatenate([part.reshape(-1) for part in state.recurrent]))
 
     def restore(self, slot: int, snapshot: Snapshot) -> None:
-        self.rewind(slot, snapshot.length)
+        state = self._slots[slot]
+        if snapshot.length > state.length:
+            raise ValueError(f"restore to {snapshot.length}: {state.length} committed")
+        state.length = state.written = snapshot.length
+        state.following = None
+        if snapshot.recurrent is not None:
+            ends = np.cumsum([part.size for part in state.recurrent])
+            parts = np.split(snapshot.recurrent.copy(), ends[:-1])
+            shapes = [part.shape for part in state.recurrent]
+            state.recurrent = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def close(self) -> None:
         self._slots.clear()
@@ -130,15 +174,18 @@ class Program:
     def step(self, rows: Rows, *, threads: int = 0, dtype: str = "f32") -> Float32:
         self._cancelled.clear()
         members = self._members(rows)
-        cosines, sines = cos_sin(self._frequencies, rows.positions)
-        step = _Step(rows, members, cosines, sines, dtype)
+        following = {slot: list(self._slots[slot].recurrent) for slot in members}
+        cosines, sines = cos_sin(self._frequencies, rows.positions, self.plan.rope.attention_factor)
+        step = _Step(rows, members, following, cosines, sines, dtype)
         buffers: dict[str, Float32] = {}
         for op in self.plan.ops:
             if self._cancelled.is_set():
                 raise StepCancelled
-            buffers[op.output] = _RUN[op.kind](self, op, buffers, step)
+            buffers[op.output] = RUN[op.kind](self, op, buffers, step)
         for slot, indices in members.items():
             self._slots[slot].written = rows.positions[indices[-1]] + 1
+            if self.plan.recurrent:
+                self._slots[slot].following = following[slot]
         return buffers[self.plan.ops[-1].output]
 
     def _members(self, rows: Rows) -> dict[int, list[int]]:
@@ -157,19 +204,29 @@ class Program:
                 raise ValueError(f"positions {positions} of one slot")
             if not 0 <= positions[0] <= state.length or positions[-1] >= state.ctx:
                 raise ValueError(f"positions {positions}: {state.length} of {state.ctx} committed")
+            if self.plan.recurrent and positions[0] != state.length:
+                raise ValueError(f"positions {positions}: recurrent state is at {state.length}")
         return members
 
     def _embed(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
         return embed(self._weights[op.weights[0]], step.rows.tokens, step.rows.embeddings)
 
     def _rmsnorm(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
-        return rmsnorm(buffers[op.inputs[0]], self._weights[op.weights[0]], eps=op.params["eps"])
+        return rmsnorm(
+            buffers[op.inputs[0]],
+            self._weights[op.weights[0]],
+            eps=op.params["eps"],
+            groups=int(op.params["groups"]),
+            offset=op.params["offset"],
+        )
 
     def _linear(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
-        x = buffers[op.inputs[0]]
-        if step.dtype == "bf16":
-            x = widen_bf16(narrow_bf16(x))
+        x = step.rounded(buffers[op.inputs[0]])
         return linear(x, *(self._weights[name] for name in op.weights))
+
+    def _slice(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
+        groups, first, count = (int(op.params[name]) for name in ("groups", "first", "count"))
+        return slice_columns(buffers[op.inputs[0]], groups=groups, first=first, count=count)
 
     def _rope(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
         heads, head_dim = int(op.params["heads"]), int(op.params["head_dim"])
@@ -192,21 +249,74 @@ class Program:
     def _silu_mul(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
         return silu_mul(buffers[op.inputs[0]], buffers[op.inputs[1]])
 
+    def _sigmoid_mul(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
+        return sigmoid_mul(buffers[op.inputs[0]], buffers[op.inputs[1]])
+
     def _add(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
         return add(buffers[op.inputs[0]], buffers[op.inputs[1]])
 
     def _gather(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
         return gather(buffers[op.inputs[0]], step.rows.wanted)
 
+    def _experts(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
+        x, scores = (buffers[name] for name in op.inputs)
+        return experts(
+            x,
+            scores,
+            [self._weights[name] for name in op.weights],
+            top_k=int(op.params["top_k"]),
+            normalise=bool(op.params["normalise"]),
+            rounded=step.rounded,
+        )
+
+    def _causal_conv(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
+        x = buffers[op.inputs[0]]
+        weight = self._weights[op.weights[0]]
+        y = np.empty_like(x)
+        for slot, indices in step.members.items():
+            states, state = step.following[slot], int(op.params["state"])
+            y[indices], states[state] = causal_conv(x[indices], states[state], weight)
+        return y
+
+    def _delta_rule(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
+        qkv, a, b = (buffers[name] for name in op.inputs)
+        a_log, dt_bias = (self._weights[name] for name in op.weights)
+        key_heads, key_dim, state = (int(op.params[name]) for name in ("key_heads", "key_dim", "state"))
+        y = np.empty((len(qkv), self.plan.widths[op.output]), np.float32)
+        for slot, indices in step.members.items():
+            states = step.following[slot]
+            y[indices], states[state] = delta_rule(
+                qkv[indices],
+                a[indices],
+                b[indices],
+                states[state],
+                a_log,
+                dt_bias,
+                key_heads=key_heads,
+                key_dim=key_dim,
+            )
+        return y
+
+    def _gated_rmsnorm(self, op: Op, buffers: Mapping[str, Float32], step: _Step) -> Float32:
+        x, z = (buffers[name] for name in op.inputs)
+        gain = self._weights[op.weights[0]]
+        return gated_rmsnorm(x, z, gain, op.params["eps"], groups=int(op.params["groups"]))
+
 
 _Run = Callable[[Program, Op, Mapping[str, Float32], _Step], Float32]
-_RUN: Mapping[str, _Run] = {
+RUN: Mapping[str, _Run] = {
     "embed": Program._embed,
     "rmsnorm": Program._rmsnorm,
     "linear": Program._linear,
+    "slice": Program._slice,
     "rope": Program._rope,
     "attention": Program._attention,
     "silu_mul": Program._silu_mul,
+    "sigmoid_mul": Program._sigmoid_mul,
     "add": Program._add,
     "gather": Program._gather,
+    "experts": Program._experts,
+    "causal_conv": Program._causal_conv,
+    "delta_rule": Program._delta_rule,
+    "gated_rmsnorm": Program._gated_rmsnorm,
 }

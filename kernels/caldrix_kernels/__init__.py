@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from caldrix_kernels import add, attention, embed, gather, linear, rmsnorm, rope, silu_mul
+from caldrix_kernels import (
+    add,
+    attention,
+    causal_conv,
+    delta_rule,
+    embed,
+    experts,
+    gated_rmsnorm,
+    gather,
+    linear,
+    rmsnorm,
+    rope,
+    sigmoid_mul,
+    silu_mul,
+)
+from caldrix_kernels import slice as slice_
 from caldrix_kernels.op import Op
 
 OPS: Mapping[str, Op] = MappingProxyType(
@@ -15,11 +30,17 @@ OPS: Mapping[str, Op] = MappingProxyType(
             embed.OP,
             rmsnorm.OP,
             linear.OP,
+            slice_.OP,
             rope.OP,
             attention.OP,
             silu_mul.OP,
+            sigmoid_mul.OP,
             add.OP,
             gather.OP,
+            experts.OP,
+            causal_conv.OP,
+            delta_rule.OP,
+            gated_rmsnorm.OP,
         )
     }
 )

@@ -46,9 +46,85 @@ def test_llama3_scaling_depends_on_the_wavelength(context: int, second: float) -
     np.testing.assert_allclose(frequencies, [1.0, second], rtol=1e-6)
 
 
+# The arguments, and what transformers 5.24 gives.
+YARN = [
+    (
+        10000.0,
+        16,
+        4.0,
+        64,
+        32.0,
+        1.0,
+        True,
+        [
+            1.0,
+            0.23717082,
+            0.049999997,
+            0.0079056947,
+            0.0024999999,
+            0.00079056947,
+            0.00025000001,
+            7.9056947e-05,
+        ],
+    ),
+    (
+        1000000.0,
+        16,
+        4.0,
+        32768,
+        32.0,
+        1.0,
+        True,
+        [
+            1.0,
+            0.17782794,
+            0.031622779,
+            0.0042175599,
+            0.00050000002,
+            4.4456985e-05,
+            7.9056936e-06,
+            1.4058534e-06,
+        ],
+    ),
+    (
+        10000.0,
+        12,
+        8.0,
+        2048,
+        16.0,
+        2.0,
+        False,
+        [1.0, 0.21544345, 0.045322917, 0.0033052226, 0.00026930429, 5.8019868e-05],
+    ),
+    (10000.0, 8, 2.0, 8, 32.0, 1.0, True, [1.0, 0.050000001, 0.0049999999, 0.00050000002]),
+]
+
+
+@pytest.mark.parametrize(("theta", "dim", "factor", "context", "fast", "slow", "truncate", "expected"), YARN)
+def test_yarn_keeps_fast_pairs_and_scales_slow_ones(
+    theta: float,
+    dim: int,
+    factor: float,
+    context: int,
+    fast: float,
+    slow: float,
+    truncate: bool,
+    expected: list[float],
+) -> None:
+    frequencies = inverse_frequencies("yarn", theta, dim, factor, 1.0, 1.0, context, fast, slow, truncate)
+    np.testing.assert_allclose(frequencies, expected, rtol=1e-6)
+
+
+def test_a_scale_multiplies_cosines_and_sines() -> None:
+    frequencies = inverse_frequencies("default", 10000.0, 8)
+    plain, scaled = cos_sin(frequencies, [0, 3]), cos_sin(frequencies, [0, 3], 1.2)
+    for a, b in zip(plain, scaled, strict=True):
+        assert (a * np.float32(1.2)).tobytes() == b.tobytes()
+
+
 def test_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(ValueError, match="yarn"):
-        inverse_frequencies("yarn", 10000.0, 4)
+    with pytest.raises(ValueError, match="dynamic"):
+        inverse_frequencies("dynamic", 10000.0, 4)
 
 
 def test_cosine_and_sine_are_the_nearest_float32() -> None:

@@ -39,7 +39,7 @@ def awkward_spec(**changes: object) -> ModelSpec:
         "vocab_size": 77,
         "hidden_size": 39,
         "intermediate_size": 53,
-        "layers": 2,
+        "layer_types": ("full_attention",) * 2,
         "heads": 6,
         "kv_heads": 2,
         "head_dim": 10,

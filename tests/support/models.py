@@ -14,7 +14,7 @@ from caldrixd.plan import oracle
 from caldrixd.plan.plan import Plan, Tensor
 
 DATA = Path(__file__).parents[1] / "data"
-TINY = ("tiny-llama", "tiny-llama-rope-scaled", "tiny-llama-v5-config", "tiny-qwen2")
+TINY = tuple(sorted(path.name for path in (DATA / "models").iterdir() if path.is_dir()))
 
 
 def tiny(name: str) -> Path:
@@ -42,7 +42,8 @@ def smollm2() -> Path:
 def opened(directory: Path) -> tuple[Plan, Mapping[str, Tensor]]:
     """The plan of a model directory, and its tensors."""
     spec = gate.read_spec(directory)
-    return FAMILIES[spec.architecture].build(spec), weights.open_checkpoint(directory).tensors
+    family = FAMILIES[spec.architecture]
+    return family.build(spec), weights.open_checkpoint(directory, family.stacked).tensors
 
 
 def oracle_program(directory: Path) -> oracle.Program:

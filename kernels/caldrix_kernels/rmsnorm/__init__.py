@@ -1,11 +1,11 @@
-"""Root mean square norm: each row divided by its root mean square, times a gain."""
+"""Root mean square norm: each row, or each part of it, divided by its root mean square, times a gain."""
 
 from caldrix_kernels.op import Arg, Op, Tolerance
 
 OP = Op(
     name="rmsnorm",
-    arguments=(Arg("x", ("rows", "width")), Arg("gain", ("width",))),
-    result=Arg("y", ("rows", "width")),
+    arguments=(Arg("x", ("rows", "groups * part")), Arg("gain", ("part",))),
+    result=Arg("y", ("rows", "groups * part")),
     tolerance=Tolerance(1e-6, 2e-6),
-    parameters=("eps",),
+    parameters=("eps", "groups", "offset"),
 )
