@@ -17,6 +17,8 @@ from caldrixd.plan.plan import Tensor
 ALIGNMENT = 64
 VECTOR = 16
 PANELS_A_TASK = 64
+# No tensor has this name.
+ZERO = ""
 
 PackPanels = Callable[[int, int, int, int, int, int, int], None]
 
@@ -64,8 +66,8 @@ def _bias(packed: Packed, tensors: Mapping[str, Tensor]) -> npt.NDArray[np.float
 def _row_addresses(
     packed: Packed, sources: Mapping[str, npt.NDArray[np.uint8]], row_bytes: int
 ) -> npt.NDArray[np.int64]:
-    """Where each packed row is stored; 0 for a zero row. `sources`: the tensors' bytes, in one format."""
-    rows = np.zeros(packed.rows, np.int64)
+    """Where each packed row is stored. `sources`: the tensors' bytes, in one format, and of a zero row."""
+    rows = np.full(packed.rows, sources[ZERO].ctypes.data, np.int64)
     at = 0
     for segment in packed.segments:
         if segment.tensor is not None:
@@ -128,7 +130,9 @@ def _pack_one(
         name: tensors[name].data.reshape(-1) if same else _float32(tensors[name]).view(np.uint8).reshape(-1)
         for name in names
     }
-    rows = _row_addresses(packed, sources, packed.columns * FORMAT_BYTES[form])
+    row_bytes = packed.columns * FORMAT_BYTES[form]
+    sources[ZERO] = np.zeros(row_bytes, np.uint8)
+    rows = _row_addresses(packed, sources, row_bytes)
     panels = packed.rows // PANEL
     padded = round_up(packed.columns, PANEL)
     tasks = [

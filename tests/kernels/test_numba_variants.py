@@ -15,6 +15,7 @@ from caldrix_kernels.embed import numba_cpu as embed
 from caldrix_kernels.formats import narrow_bf16, widen
 from caldrix_kernels.linear import numba_cpu as linear
 from caldrix_kernels.linear.reference import linear as linear_reference
+from caldrix_kernels.packing import numba_cpu as packing
 from caldrix_kernels.rmsnorm import numba_cpu as rmsnorm
 from caldrix_kernels.rmsnorm.reference import rmsnorm as rmsnorm_reference
 from caldrix_kernels.rope import numba_cpu as rope
@@ -66,10 +67,11 @@ def stored(matrix: Float32, form: int) -> npt.NDArray[np.uint8]:
 def packed(data: npt.NDArray[np.uint8], form: int, rows: int, columns: int) -> npt.NDArray[Any]:
     padded, panels = round_up(columns, PANEL), -(-rows // PANEL)
     target = aligned((panels * PANEL * padded * FORMAT_BYTES[form],), np.uint8, 0xFF)
-    addresses = np.zeros(panels * PANEL, np.int64)
+    zeros = np.zeros(columns * FORMAT_BYTES[form], np.uint8)
+    addresses = np.full(panels * PANEL, zeros.ctypes.data, np.int64)
     addresses[:rows] = data.ctypes.data + np.arange(rows) * columns * FORMAT_BYTES[form]
     size = panel_bytes(form, padded)
-    linear.pack_panels.ctypes(
+    packing.pack_panels.ctypes(
         form, addresses.ctypes.data, 0, panels, columns, padded, target.ctypes.data, size
     )
     return target

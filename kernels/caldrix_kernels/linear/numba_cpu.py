@@ -19,8 +19,6 @@ from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import kernel
-from caldrix_kernels.intrinsics.memory import load_i64, load_u16, load_u32, store_u16, store_u32
-from caldrix_kernels.step.layout import BF16, F16, PANEL
 
 
 def _host_has(feature):
@@ -230,37 +228,6 @@ def tile_f32_wide(rows, w, step, x, x_stride, columns, out, out_stride):
     while rows >= 1:
         _wide_1(w, step, x, x_stride, columns, out, out_stride)
         x, out, rows = x + x_stride, out + out_stride, rows - 1
-
-
-@kernel(8)
-def pack_panels(form, rows, first, last, columns, padded, target, panel_bytes):
-    """Write panels first..last-1. `rows` is the address of int64 row addresses, 32 a panel, 0 = a zero row.
-
-    `columns` are stored, `padded` are written (zeros after `columns`).
-    """
-    for panel in range(first, last):
-        base = target + panel * panel_bytes
-        for lane in range(PANEL):
-            source = load_i64(rows + 8 * (panel * PANEL + lane))
-            stored = columns if source != 0 else 0
-            if form == BF16:
-                place = base + (lane >> 4) * 64 + (lane & 15) * 4
-                for pair in range(stored >> 1):
-                    store_u32(place + pair * 128, load_u32(source + 4 * pair))
-                if stored & 1:
-                    store_u32(place + (stored >> 1) * 128, load_u16(source + 2 * (stored - 1)))
-                for pair in range((stored + 1) >> 1, padded >> 1):
-                    store_u32(place + pair * 128, 0)
-            elif form == F16:
-                for k in range(stored):
-                    store_u16(base + k * 64 + lane * 2, load_u16(source + 2 * k))
-                for k in range(stored, padded):
-                    store_u16(base + k * 64 + lane * 2, 0)
-            else:
-                for k in range(stored):
-                    store_u32(base + k * 128 + lane * 4, load_u32(source + 4 * k))
-                for k in range(stored, padded):
-                    store_u32(base + k * 128 + lane * 4, 0)
 
 
 @intrinsic

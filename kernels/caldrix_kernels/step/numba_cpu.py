@@ -13,13 +13,13 @@ from caldrix_kernels.intrinsics.jit import kernel
 from caldrix_kernels.intrinsics.memory import atomic_load, store_i64
 from caldrix_kernels.linear.numba_cpu import (
     HAS_BF16_DOT,
-    pack_panels,
     tile_bf16,
     tile_dot,
     tile_f16,
     tile_f32,
     tile_f32_wide,
 )
+from caldrix_kernels.packing.numba_cpu import pack_panels
 from caldrix_kernels.rmsnorm.numba_cpu import norm_row
 from caldrix_kernels.rope.numba_cpu import rotate
 from caldrix_kernels.schedule.numba_cpu import pool_thread, publish_and_run, wait_finished, word
