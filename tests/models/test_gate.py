@@ -13,12 +13,18 @@ from caldrix_protocol.refusals import RUN, Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.models import gate
 from caldrixd.spec import ModelSpec, Rope
+from tests.models.bad_values import (
+    ABSENT,
+    BAD_FLAG,
+    BAD_IDS,
+    BAD_INTEGER,
+    BAD_REAL,
+    MISSING,
+    refusal,
+    show,
+)
 from tests.models.conftest import CONFIG, ModelDirectory
 from tests.support.models import tiny
-
-MISSING = object()
-HUGE = 2**63
-NAN = float("nan")
 
 REQUIRED_INTEGERS = (
     "vocab_size",
@@ -28,35 +34,6 @@ REQUIRED_INTEGERS = (
     "num_attention_heads",
     "max_position_embeddings",
 )
-BAD_INTEGER = {
-    "8": "config/type",
-    True: "config/type",
-    1.5: "config/type",
-    1e308: "config/type",
-    0: "config/range",
-    -1: "config/range",
-    HUGE: "config/range",
-    NAN: "config/unreadable",
-}
-BAD_REAL = {
-    "1": "config/type",
-    True: "config/type",
-    -1: "config/range",
-    0: "config/range",
-    HUGE: "config/range",
-    1e308: "config/range",
-    NAN: "config/unreadable",
-}
-BAD_FLAG = {"true": "config/type", 0: "config/type", 1.5: "config/type", NAN: "config/unreadable"}
-BAD_IDS = {
-    "2": "config/type",
-    False: "config/type",
-    1e308: "config/type",
-    -1: "config/range",
-    HUGE: "config/range",
-    NAN: "config/unreadable",
-}
-ABSENT = (None, MISSING)
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -108,22 +85,13 @@ def refusals() -> list[tuple[str, Any, str]]:
     return table
 
 
-def show(value: Any) -> str:
-    return "missing" if value is MISSING else repr(value)[:20]
-
-
 @pytest.mark.parametrize(("field", "value", "code"), refusals(), ids=show)
 def test_a_bad_field_is_refused_by_name(model: ModelDirectory, field: str, value: Any, code: str) -> None:
-    if value is MISSING:
-        model.configure(without=(field,))
-    else:
-        model.configure(**{field: value})
-    with pytest.raises(Refused) as caught:
-        gate.read_spec(model.path)
-    assert caught.value.code == code
-    assert caught.value.kind == RUN
-    assert field in caught.value.text
-    assert len(caught.value.text) < 300
+    refused = refusal(model, field, value)
+    assert refused.code == code
+    assert refused.kind == RUN
+    assert field in refused.text
+    assert len(refused.text) < 300
 
 
 def rope_refusals() -> list[tuple[dict[str, Any], str, str]]:

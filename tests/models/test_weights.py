@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.models import files, gate, weights
-from tests.models.conftest import ModelDirectory
+from tests.models.conftest import CONFIG, ModelDirectory
 from tests.support.models import TINY, tiny
 
 INDEX = "model.safetensors.index.json"
@@ -222,6 +222,130 @@ def test_every_dtype_is_checked(model: ModelDirectory, kind: str, accepted: bool
         check(model)
     else:
         assert refused(model).code == "weights/dtype"
+
+
+MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 6,
+}
+
+
+def stacked(tensors: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """The experts of layer 0 as transformers holds them: gates over ups of each, and downs."""
+    whole = {name: array for name, array in tensors.items() if ".experts." not in name}
+    each = [f"model.layers.0.mlp.experts.{expert}" for expert in range(4)]
+    whole["model.layers.0.mlp.experts.gate_up_proj"] = np.stack(
+        [np.concatenate([tensors[f"{e}.{part}_proj.weight"] for part in ("gate", "up")]) for e in each]
+    )
+    whole["model.layers.0.mlp.experts.down_proj"] = np.stack([tensors[f"{e}.down_proj.weight"] for e in each])
+    return whole
+
+
+def test_stacked_experts_are_offered_one_by_one(model: ModelDirectory) -> None:
+    model.configure(**MOE)
+    apart = model.tensors()
+    whole = stacked(apart)
+    model.write_weights(whole)
+    checkpoint = check(model)
+    assert set(checkpoint.tensors) == set(apart)
+    for name, array in apart.items():
+        tensor = checkpoint.tensors[name]
+        assert tensor.shape == array.shape
+        assert tensor.data.view(np.float32).reshape(array.shape).tolist() == array.tolist()
+    assert checkpoint.size == sum(array.nbytes for array in whole.values())
+
+
+@pytest.mark.parametrize(
+    ("shape", "code", "name"),
+    [
+        ((4, 12, 9), "weights/shape", "experts.0.gate_proj.weight"),
+        ((4, 14, 8), "weights/shape", "experts.0.gate_proj.weight"),
+        ((4, 11, 8), "weights/unknown-tensor", "experts.gate_up_proj"),
+        ((4, 96), "weights/unknown-tensor", "experts.gate_up_proj"),
+        ((0, 12, 8), "weights/unknown-tensor", "experts.gate_up_proj"),
+        ((4, 0, 8), "weights/unknown-tensor", "experts.gate_up_proj"),
+        ((5000, 2, 1), "weights/unknown-tensor", "experts.gate_up_proj"),
+        ((5, 12, 8), "weights/unknown-tensor", "experts.4.gate_proj.weight"),
+        ((3, 12, 8), "weights/missing-tensor", "experts.3.gate_proj.weight"),
+    ],
+)
+def test_stacked_experts_of_another_shape_are_refused(
+    model: ModelDirectory, shape: tuple[int, ...], code: str, name: str
+) -> None:
+    model.configure(**MOE)
+    tensors = stacked(model.tensors())
+    model.write_weights({**tensors, "model.layers.0.mlp.experts.gate_up_proj": np.zeros(shape, np.float32)})
+    caught = refused(model)
+    assert (caught.code, caught.fields["name"]) == (code, f"model.layers.0.mlp.{name}")
+
+
+def test_an_expert_that_stands_there_twice_is_refused(model: ModelDirectory) -> None:
+    model.configure(**MOE)
+    apart = model.tensors()
+    model.write_weights(apart, "a.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    model.write_weights({name: stacked(apart)[name]}, "b.safetensors")
+    assert refused(model).code == "weights/duplicate-tensor"
+
+
+def test_only_a_family_with_experts_has_stacked_ones(model: ModelDirectory) -> None:
+    name = "model.layers.0.mlp.down_proj"
+    model.write_weights({**model.tensors(), name: np.zeros((4, 8, 6), np.float32)})
+    assert refused(model).fields["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        # One byte an item with a scale beside it, and eight four-bit items in an int32.
+        ("model.layers.0.mlp.up_proj.weight", "F8_E4M3", "model.layers.0.mlp.up_proj.weight"),
+        ("model.layers.0.mlp.up_proj.weight_scale_inv", "F32", "model.layers.0.mlp.up_proj.weight_scale_inv"),
+        ("model.layers.0.mlp.up_proj.qweight", "I32", "model.layers.0.mlp.up_proj.qweight"),
+        ("model.layers.0.mlp.up_proj.weight", "I8", "model.layers.0.mlp.up_proj.weight"),
+        ("model.embed_tokens.weight", "F4", "model.embed_tokens.weight"),
+    ],
+)
+def test_quantised_tensors_are_refused_by_name(
+    model: ModelDirectory, name: str, dtype: str, expected: str
+) -> None:
+    tensors = model.tensors()
+    if name.endswith("qweight"):
+        del tensors["model.layers.0.mlp.up_proj.weight"]
+    tensors[name] = tensors.get(name, np.zeros((12, 8), np.float32))
+    write_as(model, tensors, {name: dtype})
+    caught = refused(model)
+    assert caught.fields["name"] == expected
+    assert caught.code == ("weights/unknown-tensor" if dtype == "F32" else "weights/dtype")
+
+
+def write_as(model: ModelDirectory, tensors: dict[str, np.ndarray[Any, Any]], dtypes: dict[str, str]) -> None:
+    """Weights of zeros whose header gives some tensors another dtype."""
+    sizes = {"F8_E4M3": 1, "I8": 1}
+    header, at = {}, 0
+    for name, array in tensors.items():
+        dtype = dtypes.get(name, "F32")
+        end = at + array.size * sizes.get(dtype, 4)
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    model.write("model.safetensors", len(text).to_bytes(8, "little") + text + bytes(at))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"])
+def test_what_is_not_text_is_left_out_by_name(model: ModelDirectory, architecture: str) -> None:
+    small = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2)
+    small |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "head_dim"), 16)
+    text = {**CONFIG, **small}
+    model.configure(**{**text, "architectures": [architecture], "text_config": text})
+    tensors = model.tensors()
+    extra = np.zeros(3, np.float32)
+    model.write_weights({**tensors, "mtp.fc.weight": extra, "model.visual.blocks.0.norm1.bias": extra})
+    check(model)
+    for name in ("model.mtp.fc.weight", "visual.blocks.0.norm1.bias", "model.layers.0.mlp.gate.weight"):
+        model.write_weights({**tensors, name: extra})
+        assert refused(model).fields["name"] == name
 
 
 def test_tensors_are_aligned_wherever_the_file_has_them(tmp_path: Path) -> None:
