@@ -58,5 +58,7 @@ def _inner_width(op: Op, shapes: Mapping[str, tuple[int, ...]]) -> int:
 def largest_ctx(plan: Plan, weight_bytes: int, *, free: int, max_rows: int, wanted: int = 1) -> int:
     """The longest context in tokens whose cost is within `free` bytes, up to the plan's own; 0 if none."""
     rest = free - cost(plan, weight_bytes, ctx=0, max_rows=max_rows, wanted=wanted).total
+    if rest < 0:
+        return 0
     per_token = plan.kv_bytes(1)
-    return max(0, min(plan.max_context, rest // per_token if per_token else plan.max_context))
+    return min(plan.max_context, rest // per_token) if per_token else plan.max_context

@@ -129,6 +129,18 @@ def test_attention_keeps_the_last_positions_of_a_window() -> None:
     assert attention(f32([1]), keys, values, [3], scale=1.0, window=4).tolist() == [[51.5]]
 
 
+@pytest.mark.parametrize(
+    ("window", "seen"), [(0, [1, 2, 3, 4, 5]), (1, [1] * 5), (3, [1, 2, 3, 3, 3]), (5, [1, 2, 3, 4, 5])]
+)
+def test_each_row_sees_as_many_positions_as_its_window(window: int, seen: list[int]) -> None:
+    # Values tell the position: a head of five columns, one for each.
+    keys = np.zeros((5, 1, 5), np.float32)
+    values = np.eye(5, dtype=np.float32)[:, None, :]
+    y = attention(np.ones((5, 5), np.float32), keys, values, range(5), scale=1.0, window=window)
+    assert np.count_nonzero(y, axis=1).tolist() == seen
+    assert [np.flatnonzero(row).max() for row in y] == [0, 1, 2, 3, 4]
+
+
 def test_attention_of_large_scores_does_not_overflow() -> None:
     keys, values = f32([[1000]], [[0]]), f32([[3]], [[5]])
     assert attention(f32([1000]), keys, values, [1], scale=1.0).tolist() == [[3]]

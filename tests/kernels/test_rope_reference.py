@@ -115,6 +115,37 @@ def test_yarn_keeps_fast_pairs_and_scales_slow_ones(
     np.testing.assert_allclose(frequencies, expected, rtol=1e-6)
 
 
+# Pairs 0, 20, 33, 40 and 63 at these positions: cosines and sines that transformers 5.24 has for Llama 3.1.
+LLAMA_3_1 = [
+    (0, [1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]),
+    (
+        1000,
+        [0.5623791, -0.6581203, 0.9515084, 0.9994125, 0.9999999],
+        [0.8268796, -0.7529128, 0.3076228, 0.0342743, 0.0003069],
+    ),
+    (
+        8192,
+        [0.2928018, -0.8393839, -0.8364592, 0.9608257, 0.9999968],
+        [-0.9561732, -0.543539, 0.5480292, 0.2771534, 0.0025141],
+    ),
+    (
+        20000,
+        [0.8131997, -0.2271919, 0.9995704, 0.7740263, 0.9999812],
+        [0.5819848, -0.97385, -0.0293082, 0.6331534, 0.0061378],
+    ),
+]
+
+
+@pytest.mark.parametrize(("position", "cosines", "sines"), LLAMA_3_1)
+def test_llama3_angles_are_those_of_transformers(
+    position: int, cosines: list[float], sines: list[float]
+) -> None:
+    frequencies = inverse_frequencies("llama3", 500000.0, 128, 8.0, 1.0, 4.0, 8192)
+    got = cos_sin(frequencies, [position])
+    for table, expected in zip(got, (cosines, sines), strict=True):
+        np.testing.assert_allclose(table[0, [0, 20, 33, 40, 63]], expected, atol=1e-6)
+
+
 def test_a_scale_multiplies_cosines_and_sines() -> None:
     frequencies = inverse_frequencies("default", 10000.0, 8)
     plain, scaled = cos_sin(frequencies, [0, 3]), cos_sin(frequencies, [0, 3], 1.2)

@@ -45,7 +45,33 @@ def test_the_largest_context_fills_what_is_free() -> None:
     assert largest_ctx(plan, 1000, free=1 << 40, max_rows=3) == 100
 
 
+def test_recurrent_state_stands_twice_whatever_the_context() -> None:
+    plan = PlanBuilder(Rope("default", 1e4, 2))
+    x = plan.embed("table", 10, 4)
+    plan.linear(plan.causal_conv(x, "conv", taps=3), "table", 10)
+    small = plan.finish(vocab_size=10, hidden_size=4, max_context=100)
+    # Two rows of four floats, once committed and once being written.
+    assert small.recurrent_bytes == 32
+    assert cost(small, 0, ctx=0, max_rows=1).state == cost(small, 0, ctx=100, max_rows=1).state == 64
+    assert largest_ctx(small, 0, free=63, max_rows=1) == 0
+
+
+def test_experts_need_room_for_each_row_they_take() -> None:
+    plan = PlanBuilder(Rope("default", 1e4, 2))
+    x = plan.embed("table", 10, 4)
+    scores = plan.linear(x, "router", 3)
+    names = [(f"gate{n}", f"up{n}", f"down{n}") for n in range(3)]
+    plan.experts(x, scores, names, 5, top_k=2, normalise=True)
+    small = plan.finish(vocab_size=10, hidden_size=4, max_context=100)
+    # x (4), scores (3), y (4); of two experts each the row (4), its hidden row (5) and the result (4).
+    assert activation_bytes(small, max_rows=3) == 4 * 3 * (11 + 2 * 13)
+
+
 def test_a_whole_model() -> None:
     plan, _ = opened(tiny("tiny-llama"))
     # Keys and values of two layers with two heads of 16.
     assert plan.kv_bytes(100) == 2 * 2 * 2 * 16 * 4 * 100
+    # Three delta nets: three inputs of 128 channels, and four heads of 16 x 16.
+    plan, _ = opened(tiny("tiny-qwen3_5"))
+    assert plan.recurrent_bytes == 3 * 4 * (3 * 128 + 4 * 16 * 16)
+    assert plan.kv_bytes(100) == 2 * 2 * 32 * 4 * 100
