@@ -1,109 +1,168 @@
-"""`python -m tests.bench [NAME ...] [--rounds N] [--threads N]`: one JSON line on stdout for each figure."""
+"""`python -m tests.bench [NAME ...] [--model DIR ...]`: one JSON line on stdout for each figure.
+
+At the end the figures that something is promised of stand as a table on stderr.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import signal
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 
 from caldrixd.lanes.drivers.cores import default_threads
-from tests.bench import CACHE, commands, engine, gguf_file, machine
-from tests.bench.contestants import Ours, Peer, disagreements
-from tests.bench.figures import Figure, figure, interleaved
+from tests.bench import CACHE, checkpoints, clients, commands, engine, loading, machine, work
+from tests.bench.figures import Case, Figure, figure, interleaved, table
+from tests.bench.loaded import Effort, Loaded, say
 from tests.bench.stages import stages
 from tests.support import models
 
-MODEL = "smollm2-135m-instruct"
+DEMO = "demo"
+# A float32 copy of a model larger than this is not made.
+LARGEST_COPY = 8 << 30
+LARGE_READ = 1 << 30
 
 
-class Setting:
-    """What the benches share; the engines are loaded when the first bench needs them."""
-
-    def __init__(self, threads: int, rounds: int) -> None:
-        self.threads = threads
-        self.rounds = rounds
-        self.failed = False
-        self.exits = ExitStack()
-
-    @cached_property
-    def directory(self) -> Path:
-        return models.smollm2()
-
-    @cached_property
-    def pair(self) -> engine.Pair:
-        ours = Ours(self.directory, self.threads)
-        self.exits.callback(ours.close)
-        return engine.Pair(ours, self._peer(ours), self.threads, self.rounds)
-
-    def _peer(self, ours: Ours) -> Peer | None:
-        missing = [name for name in ("llama_cpp", "gguf") if importlib.util.find_spec(name) is None]
-        if missing:
-            say(f"no peer: {' and '.join(missing)} not installed")
-            return None
-        peer = Peer(gguf_file.cached(self.directory, CACHE / "bench"), self.threads)
-        say(f"peer: {peer.system}")
-        wrong = disagreements(ours, peer, models.reference(MODEL))
-        if wrong:
-            say(f"the peer computes another model, so nothing is compared: {'; '.join(wrong)}")
-            self.failed = True
-            return None
-        return peer
+def _limits(loaded: Loaded) -> Iterator[Figure]:
+    size = work.weight_bytes(loaded.plan, loaded.tensors)
+    large, same = machine.filled(LARGE_READ), machine.filled(size or LARGE_READ)
+    for threads in engine.thread_counts(loaded):
+        measures = {
+            ("read-limit", "GB/s"): machine.read_bandwidth(large, threads),
+            ("read-limit-of-weights", "GB/s"): machine.read_bandwidth(same, threads),
+            ("multiply-add-limit", "GFLOP/s"): machine.multiply_peak(threads),
+        }
+        found = interleaved({name: measure for (name, _), measure in measures.items()}, *_effort(loaded))
+        for name, unit in measures:
+            yield figure(name, Case(loaded.name, "", "", threads), found[name], unit=unit)
 
 
-def _limits(setting: Setting) -> Iterator[Figure]:
-    for name, unit, measure in (
-        ("read-limit", "GB/s", machine.read_bandwidth(setting.threads)),
-        ("multiply-add-limit", "GFLOP/s", machine.multiply_peak(setting.threads)),
-    ):
-        results, _ = interleaved(measure, None, setting.rounds)
-        yield figure(name, results, [], unit=unit, threads=setting.threads)
+def _effort(loaded: Loaded) -> tuple[int, float]:
+    return loaded.effort.rounds, loaded.effort.seconds()
 
 
-BENCHES: dict[str, Callable[[Setting], Iterator[Figure]]] = {
+# With engines loaded: of the weights as they are stored, or of a float32 copy too.
+STORED: dict[str, Callable[[Loaded], Iterator[Figure]]] = {
     "limits": _limits,
-    "decode": lambda setting: engine.decode(setting.pair),
-    "decode-long": lambda setting: engine.decode_long(setting.pair),
-    "prefill": lambda setting: engine.prefill(setting.pair),
-    "contention": lambda setting: engine.contention(setting.pair),
-    "warm": lambda setting: commands.warm(setting.directory, setting.threads, setting.rounds),
-    "cold": lambda setting: commands.cold(setting.directory, setting.threads, setting.rounds),
-    "stages": lambda setting: stages(setting.pair.ours, setting.rounds),
+    "decode": engine.decode,
+    "prefill": engine.prefill,
+    "decode-long": engine.decode_long,
+    "clients": clients.clients,
+    "contention": engine.contention,
+    "decode-c": engine.decode_c,
+    "prefill-long": engine.prefill_long,
+    "stall": clients.stall,
+    "stages": stages,
+}
+WIDENED = {name: STORED[name] for name in ("decode", "prefill", "prefill-long")}
+# In processes of their own.
+APART: dict[str, Callable[[Path, Case, int], Iterator[Figure]]] = {
+    "memory": lambda directory, case, rounds: loading.memory(directory, case),
+    "load": lambda directory, case, rounds: loading.load(directory, case),
+    "second": lambda directory, case, rounds: loading.second(directory, case),
+    "warm": commands.warm,
+    "cold": commands.cold,
 }
 # Looks inside the engine rather than at what a user gets: run by name only.
 ON_REQUEST = {"stages"}
+NAMES = [*STORED, *APART]
 
 
-def say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
+class Run:
+    """All benches of one model, within its minutes."""
+
+    def __init__(self, model: str, arguments: argparse.Namespace) -> None:
+        self.model = model
+        self.directory = models.smollm2() if model == DEMO else Path(model).resolve()
+        self.name = DEMO if model == DEMO else self.directory.name
+        self.names = arguments.names or [name for name in NAMES if name not in ON_REQUEST]
+        self.deadline = time.monotonic() + 60 * arguments.minutes
+        self.effort = Effort(
+            arguments.rounds,
+            lambda: max(0.0, min(arguments.seconds, self.deadline - time.monotonic())),
+            arguments.threads,
+        )
+        self.failed = False
+
+    def figures(self) -> Iterator[Figure]:
+        form = checkpoints.stored_format(self.directory)
+        yield from self._loaded(self.directory, form, CACHE / "bench", STORED)
+        for name, bench in APART.items():
+            case = Case(self.name, form, "f32", self.effort.threads)
+            yield from self._bench(name, partial(bench, self.directory, case, self.effort.rounds))
+        if form == "f32" or not WIDENED.keys() & set(self.names):
+            return
+        if 2 * checkpoints.size(self.directory) > LARGEST_COPY:
+            say(f"{self.name}: no float32 copy is made of a model this large")
+            return
+        with tempfile.TemporaryDirectory() as copy, tempfile.TemporaryDirectory() as gguf:
+            checkpoints.float32_copy(self.directory, Path(copy))
+            yield from self._loaded(Path(copy), "f32", Path(gguf), WIDENED)
+
+    def _loaded(
+        self,
+        directory: Path,
+        form: str,
+        gguf: Path,
+        benches: dict[str, Callable[[Loaded], Iterator[Figure]]],
+    ) -> Iterator[Figure]:
+        loaded = Loaded(directory, self.name, form, gguf, self.effort)
+        try:
+            for name, bench in benches.items():
+                yield from self._bench(name, partial(bench, loaded))
+        finally:
+            loaded.close()
+            self.failed |= loaded.failed
+
+    def _bench(self, name: str, bench: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
+        if name not in self.names:
+            return
+        if time.monotonic() >= self.deadline:
+            say(f"{self.name}: no time is left for {name}")
+            return
+        yield from bench()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument(
+        "--model", action="append", metavar="DIR", help="a model directory, or demo; may be given again"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="most rounds of a comparison")
+    parser.add_argument("--seconds", type=float, default=20, help="about the most of a comparison")
+    parser.add_argument("--minutes", type=float, default=9, help="when no further bench of a model is begun")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(NAMES)
+    if unknown:
+        parser.error(f"no bench is named {', '.join(sorted(unknown))}")
+    if min(arguments.rounds, arguments.threads) < 1:
+        parser.error("not a positive number")
+    return arguments
 
 
 def main() -> int:
-    """The exit status is 1 when the peer was found to compute another model."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=default_threads())
-    arguments = parser.parse_args()
-    unknown = set(arguments.names) - BENCHES.keys()
-    if unknown or min(arguments.rounds, arguments.threads) < 1:
-        parser.error(
-            f"no bench is named {', '.join(sorted(unknown))}" if unknown else "not a positive number"
-        )
-    setting = Setting(arguments.threads, arguments.rounds)
+    """The exit status is 1 when a peer was found to compute another model."""
+    arguments = _arguments()
+    found: list[Figure] = []
+    failed = False
     say(f"load average {' '.join(f'{load:.2f}' for load in os.getloadavg())}")
-    with setting.exits:
-        for name in arguments.names or [name for name in BENCHES if name not in ON_REQUEST]:
-            for found in BENCHES[name](setting):
-                sys.stdout.write(f"{found.line()}\n")
-                sys.stdout.flush()
+    for model in arguments.model or [DEMO]:
+        run = Run(model, arguments)
+        for one in run.figures():
+            found.append(one)
+            sys.stdout.write(f"{one.line()}\n")
+            sys.stdout.flush()
+        failed |= run.failed
     say(f"load average {' '.join(f'{load:.2f}' for load in os.getloadavg())}")
-    return int(setting.failed)
+    sys.stderr.write(f"{table(found)}\n")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -9,34 +9,36 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from caldrix_protocol.address import cache_directory
-from tests.bench.figures import Figure, figure
+from tests.bench.figures import Case, Figure, figure
 from tests.support.cli import Home, new_home
 
 LEAST_WARM_ROUNDS = 15
 COLD_ROUNDS = 5
 
 
-def warm(directory: Path, threads: int, rounds: int) -> Iterator[Figure]:
+def warm(directory: Path, case: Case, rounds: int) -> Iterator[Figure]:
     """What a run costs beside its prefill and decode, when daemon and model are there already."""
     with new_home() as home:
-        _run(home, directory, threads, _user_cache())
-        runs = [_run(home, directory, threads, _user_cache()) for _ in range(max(rounds, LEAST_WARM_ROUNDS))]
+        _run(home, directory, case.threads, _user_cache())
+        runs = [
+            _run(home, directory, case.threads, _user_cache()) for _ in range(max(rounds, LEAST_WARM_ROUNDS))
+        ]
     beside = [(wall - computing) * 1e3 for wall, computing in runs]
-    yield figure("warm-run", beside, [], unit="ms beside prefill and decode", threads=threads)
+    yield figure("warm-run", case, beside, unit="ms beside prefill and decode")
 
 
-def cold(directory: Path, threads: int, rounds: int) -> Iterator[Figure]:
+def cold(directory: Path, case: Case, rounds: int) -> Iterator[Figure]:
     """No daemon and no model loaded, with compiled kernels and with none. Files are in the page cache."""
     walls = []
     for number in range(min(rounds, COLD_ROUNDS) + 1):
         with new_home() as home:
-            wall, _ = _run(home, directory, threads, _user_cache())
+            wall, _ = _run(home, directory, case.threads, _user_cache())
             if number:
                 walls.append(wall)
-    yield figure("cold-run", walls, [], unit="s", threads=threads, digits=2)
+    yield figure("cold-run", case, walls, unit="s", digits=2)
     with new_home() as home:
-        wall, _ = _run(home, directory, threads, home.path / "cache")
-    yield figure("cold-run-compiling", [wall], [], unit="s", threads=threads, digits=2)
+        wall, _ = _run(home, directory, case.threads, home.path / "cache")
+    yield figure("cold-run-compiling", case, [wall], unit="s", digits=2)
 
 
 def _user_cache() -> Path:

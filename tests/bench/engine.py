@@ -1,101 +1,136 @@
-"""Tokens a second of the two engines: decode, prefill, and decode on a busy machine."""
+"""Tokens a second: decode, prefill, several clients, and decode on a busy machine."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-import numpy as np
-
-from tests.bench.contestants import Contestant, Ours, Peer
-from tests.bench.figures import Figure, figure, interleaved
+from caldrix_protocol.refusals import Refused
+from caldrixd.lanes.lane import Variant
+from tests.bench.contestants import Contestant, Ours
+from tests.bench.figures import Figure, Measure, Series, figure, interleaved
+from tests.bench.loaded import DTYPES, Loaded, say, timed
+from tests.bench.targets import LLAMA_CPP, MULTIPLY_LIMIT, NUMBA, READ_LIMIT, targets
 
 WARM = 16
-DECODED = 64
+DECODED = 32
+LONGEST_DECODE = 3.0
 LONG = 1500
 PREFILL = 512
+LONG_PREFILL = 2000
 LOOPS = 2
 LOOP = "while True: pass"
 SETTLING_SECONDS = 0.3
-# Any tokens will do: what they are does not change the work.
-TOKENS = [int(token) for token in np.random.default_rng(0).integers(100, 40000, 2000)]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Both engines, loaded. The peer is None where it is not installed or not the same model."""
+def thread_counts(loaded: Loaded) -> list[int]:
+    """All cores, then one."""
+    return sorted({loaded.effort.threads, 1}, reverse=True)
 
-    ours: Ours
-    peer: Peer | None
-    threads: int
-    rounds: int
 
-    def compare(self, name: str, speed: Callable[[Contestant], float]) -> Figure:
-        peer = self.peer
-        results = interleaved(
-            lambda: speed(self.ours), None if peer is None else lambda: speed(peer), self.rounds
+def _steps(engine: Contestant, tokens: Sequence[int], before: int) -> float:
+    """Tokens a second of steps of one token, the first at position `before`; fewer of a slow engine."""
+    started = now = time.perf_counter()
+    for done in range(1, DECODED + 1):
+        position = before + done - 1
+        engine.feed(tokens[position : position + 1], position)
+        now = time.perf_counter()
+        if now - started > LONGEST_DECODE:
+            break
+    return done / (now - started)
+
+
+def _short_decode(engine: Contestant, tokens: Sequence[int]) -> float:
+    engine.feed(tokens[:WARM], 0)
+    return _steps(engine, tokens, WARM)
+
+
+def _prompt(engine: Contestant, tokens: Sequence[int]) -> float:
+    started = time.perf_counter()
+    engine.feed(tokens, 0)
+    return len(tokens) / (time.perf_counter() - started)
+
+
+def decode(loaded: Loaded) -> Iterator[Figure]:
+    for threads in thread_counts(loaded):
+        limits = {READ_LIMIT: loaded.read_limit(threads, WARM + DECODED // 2)}
+        yield from loaded.compare(
+            "decode", lambda engine: _short_decode(engine, loaded.tokens), threads, limits
         )
-        return figure(name, *results, unit="tokens/s", threads=self.threads)
 
 
-def _decode(engine: Contestant, before: int) -> float:
-    """Tokens a second of 64 steps of one token, the first at position `before`."""
-    started = time.perf_counter()
-    for position in range(before, before + DECODED):
-        engine.feed(TOKENS[position : position + 1], position)
-    return DECODED / (time.perf_counter() - started)
+def decode_long(loaded: Loaded) -> Iterator[Figure]:
+    """A model that cannot be rewound reads its context again before each measurement."""
+    engines: dict[str, Contestant] = {**loaded.ours, **loaded.peers}
+    for engine in engines.values():
+        engine.use(loaded.effort.threads)
+        engine.feed(loaded.tokens[:LONG], 0)
+
+    def speed(engine: Contestant) -> float:
+        if not loaded.plan.rewindable:
+            engine.feed(loaded.tokens[:LONG], 0)
+        return _steps(engine, loaded.tokens, LONG)
+
+    limits = {READ_LIMIT: loaded.read_limit(loaded.effort.threads, LONG)}
+    yield from loaded.compare(f"decode-at-{LONG}", speed, loaded.effort.threads, limits)
 
 
-def _short_decode(engine: Contestant) -> float:
-    engine.feed(TOKENS[:WARM], 0)
-    return _decode(engine, WARM)
+def prefill(loaded: Loaded) -> Iterator[Figure]:
+    """A peer has one arithmetic for its weights, so it stands beside both of ours."""
+    for threads in thread_counts(loaded):
+        limits = {MULTIPLY_LIMIT: loaded.multiply_limit(threads, PREFILL)}
+        yield from loaded.compare(
+            f"prefill-{PREFILL}", lambda engine: _prompt(engine, loaded.tokens[:PREFILL]), threads, limits
+        )
 
 
-def _prefill(engine: Contestant) -> float:
-    started = time.perf_counter()
-    engine.feed(TOKENS[:PREFILL], 0)
-    return PREFILL / (time.perf_counter() - started)
+def prefill_long(loaded: Loaded) -> Iterator[Figure]:
+    """Beside ours of the short prompt; peers with all cores alone, to save time."""
+    name, short = f"prefill-{LONG_PREFILL}", f"prefill-{PREFILL}"
+    for threads in thread_counts(loaded):
+        peers = loaded.peers if threads == loaded.effort.threads else {}
+        measures: dict[str, Measure] = {}
+        for label, engine in {**loaded.ours, **peers}.items():
+            measures[label] = timed(
+                engine, threads, lambda engine: _prompt(engine, loaded.tokens[:LONG_PREFILL])
+            )
+            if label in loaded.ours:
+                measures[f"{label} {short}"] = timed(
+                    engine, threads, lambda engine: _prompt(engine, loaded.tokens[:PREFILL])
+                )
+        found = interleaved(measures, loaded.effort.rounds, loaded.effort.seconds(), warm=False)
+        for dtype in DTYPES:
+            case = loaded.case(dtype, threads)
+            others = {**{label: found[label] for label in peers}, short: found[f"{dtype} {short}"]}
+            promised = targets(name, case, loaded.effort.threads)
+            yield figure(name, case, found[dtype], others, targets=promised)
 
 
-def decode(pair: Pair) -> Iterator[Figure]:
-    yield pair.compare("decode", _short_decode)
-
-
-def decode_long(pair: Pair) -> Iterator[Figure]:
-    for engine in (pair.ours, pair.peer):
-        if engine is not None:
-            engine.feed(TOKENS[:LONG], 0)
-    yield pair.compare(f"decode-at-{LONG}", lambda engine: _decode(engine, LONG))
-
-
-def prefill(pair: Pair) -> Iterator[Figure]:
-    """The peer has one arithmetic for bf16 weights, so it stands beside both of ours."""
-    for dtype in ("f32", "bf16"):
-        pair.ours.dtype = dtype
-        yield pair.compare(f"prefill-{PREFILL}-{dtype}", _prefill)
-    pair.ours.dtype = "f32"
-
-
-def contention(pair: Pair) -> Iterator[Figure]:
-    """Decode beside busy loops, and what it keeps of the speed it had just before they started."""
-    engines = [engine for engine in (pair.ours, pair.peer) if engine is not None]
-    beside: list[list[float]] = [[], []]
-    kept: list[list[float]] = [[], []]
-    for engine in engines:
-        _short_decode(engine)
-    for _ in range(pair.rounds):
-        quiet = [_short_decode(engine) for engine in engines]
+def contention(loaded: Loaded) -> Iterator[Figure]:
+    """Decode beside busy loops; "decode" is its quiet speed just before they started."""
+    threads = loaded.effort.threads
+    engines: dict[str, Contestant] = {"ours": loaded.ours["f32"]}
+    if LLAMA_CPP in loaded.peers:
+        engines[LLAMA_CPP] = loaded.peers[LLAMA_CPP]
+    quiet: Series = {label: [] for label in engines}
+    busy: Series = {label: [] for label in engines}
+    ends = time.perf_counter() + loaded.effort.seconds()
+    for number in range(loaded.effort.rounds):
+        if number and time.perf_counter() > ends:
+            break
+        for label, engine in engines.items():
+            engine.use(threads)
+            _short_decode(engine, loaded.tokens)
+            quiet[label].append(_short_decode(engine, loaded.tokens))
         with busy_loops(LOOPS):
-            busy = [_short_decode(engine) for engine in engines]
-        for number, speed in enumerate(busy):
-            beside[number].append(speed)
-            kept[number].append(speed / quiet[number])
-    yield figure(f"decode-beside-{LOOPS}-loops", *beside, unit="tokens/s", threads=pair.threads)
-    yield figure(f"kept-beside-{LOOPS}-loops", *kept, unit="of quiet", threads=pair.threads, digits=3)
+            for label, engine in engines.items():
+                busy[label].append(_short_decode(engine, loaded.tokens))
+    name, case = f"decode-beside-{LOOPS}-loops", loaded.case("f32", threads)
+    others = {"decode": quiet["ours"], **{label: busy[label] for label in engines if label != "ours"}}
+    yield figure(name, case, busy["ours"], others, targets=targets(name, case, threads))
 
 
 @contextmanager
@@ -110,3 +145,21 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.kill()
         for loop in loops:
             loop.wait()
+
+
+def decode_c(loaded: Loaded) -> Iterator[Figure]:
+    """Decode with the kernels that cc compiles, beside those of numba."""
+    threads = loaded.effort.threads
+    try:
+        engines = {"c": Ours(loaded.load(Variant(kernels="c")), "f32"), NUMBA: loaded.ours["f32"]}
+    except Refused as refused:
+        say(f"no kernels in C: {refused}")
+        return
+    measures = {
+        label: timed(engine, threads, lambda engine: _short_decode(engine, loaded.tokens))
+        for label, engine in engines.items()
+    }
+    found = interleaved(measures, loaded.effort.rounds, loaded.effort.seconds())
+    case = loaded.case("f32", threads)
+    promised = targets("decode-c", case, threads)
+    yield figure("decode-c", case, found["c"], {NUMBA: found[NUMBA]}, targets=promised)

@@ -1,4 +1,4 @@
-"""A model directory -> a GGUF file of the same bf16 weights, the inverse of caldrixd.fetcher.convert."""
+"""A model directory -> a GGUF file of the same weights, the inverse of caldrixd.fetcher.convert."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from caldrixd.fetcher import WEIGHTS
+from caldrix_kernels.formats import widen
 from caldrixd.fetcher.convert import CONTROL_TOKEN, tensor_name
 from caldrixd.models import weights
+from caldrixd.models.files import weight_files
 from caldrixd.plan.plan import Tensor
 
-NORMAL_TOKEN = 1  # of gguf.TokenType
+NORMAL_TOKEN, UNUSED_TOKEN = 1, 5  # of gguf.TokenType
+# Of config.json's architectures: GGUF's name, the pre-tokenizer, and whether rotary pairs are neighbours.
+FAMILIES = {
+    "LlamaForCausalLM": ("llama", "smollm", True),
+    "MistralForCausalLM": ("llama", "default", True),
+    "Qwen2ForCausalLM": ("qwen2", "qwen2", False),
+    "Qwen3ForCausalLM": ("qwen3", "qwen2", False),
+}
 BLOCK_PARTS = (
     "attn_norm",
     "attn_q",
@@ -28,12 +36,32 @@ BLOCK_PARTS = (
     "ffn_up",
     "ffn_down",
 )
+# Those only some families have: GGUF's name and the end of the checkpoint's.
+EXTRA_PARTS = {
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+}
+
+
+def obstacle(directory: Path) -> str | None:
+    """Why `write` cannot write this model, or None."""
+    config = _read(directory / "config.json")
+    if config["architectures"][0] not in FAMILIES:
+        return f"no GGUF of a {config['architectures'][0]} is written here"
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        return "no GGUF with scaled rope is written here"
+    windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+    return "no GGUF with a sliding window is written here" if windowed else None
 
 
 def cached(directory: Path, cache: Path) -> Path:
-    """The GGUF file of a LlamaForCausalLM directory, written into `cache` when it is not there yet."""
+    """The GGUF file of a directory without `obstacle`, written into `cache` when it is not there yet."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    for name in ("config.json", "tokenizer.json", WEIGHTS):
+    for name in ("config.json", "tokenizer.json", *weight_files(directory)):
         with open(directory / name, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     path = cache / f"{digest.hexdigest()[:32]}.gguf"
@@ -52,24 +80,30 @@ def write(directory: Path, path: Path) -> None:
     import gguf
 
     config = _read(directory / "config.json")
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    family, pre_tokenizer, neighbours = FAMILIES[config["architectures"][0]]
+    writer = gguf.GGUFWriter(path, family)
     _add_sizes(writer, config)
-    _add_tokenizer(writer, _read(directory / "tokenizer.json"), config)
+    _add_tokenizer(writer, _read(directory / "tokenizer.json"), config, pre_tokenizer)
     tensors = weights.open_checkpoint(directory).tensors
-    names = ["token_embd", "output_norm", *([] if config["tie_word_embeddings"] else ["output"])]
-    names += [f"blk.{layer}.{part}" for layer in range(config["num_hidden_layers"]) for part in BLOCK_PARTS]
+    names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    if "lm_head.weight" in tensors and not config.get("tie_word_embeddings", False):
+        names["output.weight"] = "lm_head.weight"
+    for layer in range(config["num_hidden_layers"]):
+        parts = [f"blk.{layer}.{part}.weight" for part in BLOCK_PARTS]
+        names |= {part: tensor_name(part) for part in parts}
+        extra = {f"blk.{layer}.{a}": f"model.layers.{layer}.{b}" for a, b in EXTRA_PARTS.items()}
+        names |= {part: name for part, name in extra.items() if name in tensors}
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for name in names:
-        full = f"{name}.weight"
-        bits = _bf16(tensors[tensor_name(full)])
-        if bits.ndim == 1:
-            writer.add_tensor(full, (bits.astype(np.uint32) << 16).view(np.float32))
+    kinds = {name: getattr(gguf.GGMLQuantizationType, name) for name in ("BF16", "F16", "F32")}
+    for part, name in names.items():
+        tensor, role = tensors[name], part.split(".")[-2]
+        if len(tensor.shape) == 1:
+            writer.add_tensor(part, np.array(widen(tensor.data, tensor.dtype, tensor.shape)))
             continue
-        role = name.split(".")[-1]
-        if role in heads:
-            bits = paired_rotation(bits, heads[role])
-        writer.add_tensor(full, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        rows = _rows(tensor)
+        if neighbours and role in heads:
+            rows = paired_rotation(rows, heads[role])
+        writer.add_tensor(part, rows, raw_dtype=kinds[tensor.dtype])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -82,10 +116,9 @@ def paired_rotation(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _bf16(tensor: Tensor) -> npt.NDArray[np.uint16]:
-    if tensor.dtype != "BF16":
-        raise ValueError(f"weights are {tensor.dtype}, not BF16")
-    return tensor.data.reshape(-1).view(np.uint16).reshape(tensor.shape)
+def _rows(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """A matrix as bytes, one row of it a row."""
+    return tensor.data.reshape(tensor.shape[0], -1)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -94,30 +127,40 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _add_sizes(writer: Any, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config.get("rope_parameters") or {}
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.get("rope_theta") or rope["rope_theta"])
 
 
-def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any], pre: str) -> None:
     """Enough to load: the benches give token ids."""
-    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
-    special = {token["id"] for token in tokenizer["added_tokens"]}
+    names: dict[int, str] = {number: token for token, number in tokenizer["model"]["vocab"].items()}
+    kinds = dict.fromkeys(names, NORMAL_TOKEN)
+    for token in tokenizer["added_tokens"]:
+        names[token["id"]], kinds[token["id"]] = token["content"], CONTROL_TOKEN
+    size = range(config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(sorted(vocabulary, key=lambda token: vocabulary[token]))
-    writer.add_token_types(
-        [CONTROL_TOKEN if number in special else NORMAL_TOKEN for number in range(len(vocabulary))]
-    )
-    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_pad_token_id(config["pad_token_id"])
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([names.get(number, f"<unused {number}>") for number in size])
+    writer.add_token_types([kinds.get(number, UNUSED_TOKEN) for number in size])
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    for add, ids in (
+        (writer.add_bos_token_id, config.get("bos_token_id")),
+        (writer.add_eos_token_id, config.get("eos_token_id")),
+    ):
+        if ids is not None:
+            add(ids[0] if isinstance(ids, list) else ids)
     writer.add_add_bos_token(False)

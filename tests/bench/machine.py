@@ -10,38 +10,42 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
-from caldrix_kernels.intrinsics.memory import store_f32
+from caldrix_kernels.intrinsics.memory import atomic_add, store_f32, store_u32
 from caldrix_kernels.linear.numba_cpu import WIDE
 from caldrixd.lanes.arena import Arena
 
-READ_BYTES = 1 << 30
 LINE = 64
 # Independent chains: enough to hide the latency of an addition, few enough for sixteen 256-bit registers.
 CHAINS = 12 if WIDE else 6
+BLOCK = 1024 * CHAINS * LINE
+# What one measurement reads; memory that is smaller is read several times over, as decode does.
+READ_BYTES = 2 << 30
 BURST = 20_000_000
 
 
 @intrinsic
 def _read(typing, address, rounds):
-    """The sum of `rounds` * CHAINS cache lines from `address` on."""
+    """Something made of `rounds` * CHAINS cache lines from `address` on."""
 
     def codegen(context, builder, signature, arguments):
         address, rounds = arguments
 
-        def body(index, sums):
+        def body(index, found):
             line = builder.add(address, builder.mul(index, v.const(CHAINS * LINE)))
             return [
-                builder.fadd(total, v.load(builder, v.offset(builder, line, LINE * i), v.VF, LINE))
-                for i, total in enumerate(sums)
+                builder.xor(bits, v.load(builder, v.offset(builder, line, LINE * i), v.VI, LINE))
+                for i, bits in enumerate(found)
             ]
 
-        return _one_number(builder, v.counted_loop(builder, rounds, body, [v.lanes(0.0)] * CHAINS))
+        found = v.counted_loop(builder, rounds, body, [v.int_lanes(0)] * CHAINS)
+        return _one_number(builder, found, builder.xor)
 
-    return types.float32(types.int64, types.int64), codegen
+    return types.uint32(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -54,37 +58,59 @@ def _multiply(typing, rounds):
             return [v.fma(builder, factor, factor, total) for total in sums]
 
         start = [v.lanes(float(i)) for i in range(CHAINS)]
-        return _one_number(builder, v.counted_loop(builder, arguments[0], body, start))
+        sums = v.counted_loop(builder, arguments[0], body, start)
+        return _one_number(builder, sums, builder.fadd)
 
     return types.float32(types.int64), codegen
 
 
-def _one_number(builder, vectors):
+def _one_number(builder, vectors, combine):
     """Something that depends on all lanes, so that none of the work is dropped."""
     total = vectors[0]
     for vector in vectors[1:]:
-        total = builder.fadd(total, vector)
-    return v.reduce(builder, total, builder.fadd)
+        total = combine(total, vector)
+    return v.reduce(builder, total, combine)
 
 
-def _read_part(address, rounds, result):
-    store_f32(result, _read(address, rounds))
+def _read_part(address, blocks, count, claimed, result):
+    while True:
+        block = atomic_add(claimed, 1)
+        if block >= count:
+            return
+        store_u32(result, _read(address + block % blocks * BLOCK, BLOCK // (CHAINS * LINE)))
 
 
 def _multiply_part(rounds, result):
     store_f32(result, _multiply(rounds))
 
 
-def read_bandwidth(threads: int) -> Callable[[], float]:
-    """Measures GB/s of `threads` threads that each read their part of 1 GiB of huge pages once."""
-    part = READ_BYTES // threads // (CHAINS * LINE)
-    memory = Arena(READ_BYTES, huge=True)
-    memory.clear()
-    result = Arena(threads * LINE)
-    read = njit("void(int64, int64, int64)", nogil=True)(_read_part)
-    size = part * CHAINS * LINE
-    tasks = [(memory.address + i * size, part, result.address + i * LINE) for i in range(threads)]
-    return lambda: threads * size / _seconds(read, tasks, keep=(memory, result)) / 1e9
+def filled(size: int) -> Arena:
+    """Huge pages in which no two are alike, for `read_bandwidth`; at least one block."""
+    memory = Arena(max(size, BLOCK), huge=True)
+    words = memory.bytes[: memory.size // 8 * 8].view(np.uint64)
+    words[:] = np.arange(len(words), dtype=np.uint64)
+    return memory
+
+
+def read_bandwidth(memory: Arena, threads: int) -> Callable[[], float]:
+    """Measures GB/s of `threads` threads that read all of `memory`, over and over.
+
+    Each thread takes the next block when it is done with one, so none waits for a slower one.
+    """
+    blocks = memory.size // BLOCK
+    count = max(1, READ_BYTES // memory.size) * blocks
+    control = Arena((threads + 1) * LINE)
+    read = njit("void(int64, int64, int64, int64, int64)", nogil=True)(_read_part)
+    tasks = [
+        (memory.address, blocks, count, control.address, control.address + (i + 1) * LINE)
+        for i in range(threads)
+    ]
+
+    def measure() -> float:
+        control.clear()
+        return count * BLOCK / _seconds(read, tasks, keep=(memory, control)) / 1e9
+
+    return measure
 
 
 def multiply_peak(threads: int) -> Callable[[], float]:
