@@ -124,8 +124,8 @@ def test_only_the_newest_snapshots_of_a_sequence_are_held(program: MockProgram) 
 
 
 def test_snapshots_count_as_bytes(program: MockProgram) -> None:
-    one = PIECE_BYTES + 2 * RECURRENT_BYTES
-    engine = Engine(program, cache_bytes=2 * one)
+    one = PIECE_BYTES + (2 + 1) * RECURRENT_BYTES
+    engine = Engine(program, cache_bytes=3 * one - 1)
     for first in range(4):
         ask(engine, (first, *PROMPT))
         assert program.state_bytes() == min(first + 1, 2) * one

@@ -90,7 +90,7 @@ class MockProgram:
         """What all slots hold at their present length, with the snapshots of each."""
         return sum(
             self.plan.kv_bytes(-(-slot.length // 64) * 64)
-            + self.plan.recurrent_bytes
+            + 2 * self.plan.recurrent_bytes
             + sum(saved.nbytes for saved in slot.valid())
             for slot in self.slots.values()
         )
