@@ -18,23 +18,21 @@ from caldrix_kernels.step.layout import ACT_BF16, ACT_BYTES, ACT_F32, ACT_ROUNDE
 BLOCK_VECTORS = BLOCK // v.LANES
 
 
-def _softmax(builder, vectors):
-    """Softmax of several (scores, low, high, max address) at once: one alone is a long chain of latencies."""
-    kept, masked = [], []
+def _softmax(builder, vectors, limits=None):
+    """Softmax of several (scores, max address) at once: one alone is a long chain of latencies.
+
+    `limits` are (low, high) of each: what lies outside [low, high) has no part.
+    """
+    kept = []
+    masked = []
     minus_infinity = ir.Constant(v.VF, [float("-inf")] * v.LANES)
-    for scores, low, high, _ in vectors:
-        least = v.broadcast(builder, builder.trunc(low, v.I32), v.VI)
-        limit = v.broadcast(builder, builder.trunc(high, v.I32), v.VI)
-        numbers = [
-            ir.Constant(v.VI, list(range(v.LANES * i, v.LANES * (i + 1)))) for i in range(BLOCK_VECTORS)
-        ]
-        keep = [
-            builder.and_(builder.icmp_signed("<", number, limit), builder.icmp_signed(">=", number, least))
-            for number in numbers
-        ]
+    for number, (scores, _) in enumerate(vectors):
         parts = [v.load(builder, v.offset(builder, scores, 64 * i), v.VF) for i in range(BLOCK_VECTORS)]
-        kept.append(keep)
-        masked.append([builder.select(k, part, minus_infinity) for k, part in zip(keep, parts, strict=True)])
+        if limits is not None:
+            keep = _within(builder, *limits[number])
+            parts = [builder.select(k, part, minus_infinity) for k, part in zip(keep, parts, strict=True)]
+            kept.append(keep)
+        masked.append(parts)
 
     def folded(parts, combine):
         return combine(combine(parts[0], parts[1]), combine(parts[2], parts[3]))
@@ -42,16 +40,31 @@ def _softmax(builder, vectors):
     tops = [folded(parts, lambda a, b: v.maximum(builder, a, b)) for parts in masked]
     tops = [v.reduce(builder, top, lambda a, b: v.maximum(builder, a, b)) for top in tops]
     weights = []
-    for keep, parts, top in zip(kept, masked, tops, strict=True):
+    for number, (parts, top) in enumerate(zip(masked, tops, strict=True)):
         top_lanes = v.broadcast(builder, top, v.VF)
         powers = [v.exp(builder, builder.fsub(part, top_lanes)) for part in parts]
-        weights.append([builder.select(k, p, v.lanes(0.0)) for k, p in zip(keep, powers, strict=True)])
+        if limits is not None:
+            zipped = zip(kept[number], powers, strict=True)
+            powers = [builder.select(k, p, v.lanes(0.0)) for k, p in zipped]
+        weights.append(powers)
     sums = [v.reduce(builder, folded(parts, builder.fadd), builder.fadd) for parts in weights]
-    for (scores, _, _, max_at), parts, top, total in zip(vectors, weights, tops, sums, strict=True):
+    for (scores, max_at), parts, top, total in zip(vectors, weights, tops, sums, strict=True):
         for i, part in enumerate(parts):
             v.store(builder, part, v.offset(builder, scores, 64 * i))
         v.store(builder, top, max_at)
         v.store(builder, total, v.offset(builder, max_at, 4))
+
+
+def _within(builder, low, high):
+    """For each vector of a block, which of its columns lie in [low, high)."""
+    least = v.broadcast(builder, builder.trunc(low, v.I32), v.VI)
+    limit = v.broadcast(builder, builder.trunc(high, v.I32), v.VI)
+    keep = []
+    for i in range(BLOCK_VECTORS):
+        columns = ir.Constant(v.VI, list(range(v.LANES * i, v.LANES * (i + 1))))
+        under = builder.icmp_signed("<", columns, limit)
+        keep.append(builder.and_(under, builder.icmp_signed(">=", columns, least)))
+    return keep
 
 
 @intrinsic
@@ -59,10 +72,18 @@ def softmax_block(typing, scores, low, high, max_at):
     """scores[0:64] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`."""
 
     def codegen(context, builder, signature, arguments):
-        _softmax(builder, [tuple(arguments)])
+        scores, low, high, max_at = arguments
+        _softmax(builder, [(scores, max_at)], [(low, high)])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
+
+
+def _four(builder, scores, max_at, stride):
+    return [
+        (v.offset(builder, scores, 256 * i), builder.add(max_at, builder.mul(v.const(i), stride)))
+        for i in range(4)
+    ]
 
 
 @intrinsic
@@ -71,20 +92,24 @@ def softmax_blocks(typing, scores, low, high, max_at, stride):
 
     def codegen(context, builder, signature, arguments):
         scores, low, high, max_at, stride = arguments
-        vectors = [
-            (
-                v.offset(builder, scores, 256 * i),
-                builder.extract_value(low, i),
-                builder.extract_value(high, i),
-                builder.add(max_at, builder.mul(v.const(i), stride)),
-            )
-            for i in range(4)
-        ]
-        _softmax(builder, vectors)
+        limits = [(builder.extract_value(low, i), builder.extract_value(high, i)) for i in range(4)]
+        _softmax(builder, _four(builder, scores, max_at, stride), limits)
         return context.get_dummy_value()
 
     four = types.UniTuple(types.int64, 4)
     return types.void(types.int64, four, four, types.int64, types.int64), codegen
+
+
+@intrinsic
+def softmax_whole_blocks(typing, scores, max_at, stride):
+    """Four of them that see the whole block."""
+
+    def codegen(context, builder, signature, arguments):
+        scores, max_at, stride = arguments
+        _softmax(builder, _four(builder, scores, max_at, stride))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
 
 
 @intrinsic
@@ -228,6 +253,10 @@ def attend_block(
     ahead = first + 1 - start
     back = ahead - window if window > 0 else -(1 << 30)
     i = 0
+    if ahead >= BLOCK and back + rows <= 1:
+        while i + 4 <= count:
+            softmax_whole_blocks(scores + i * 256, maxima + i * stride, stride)
+            i += 4
     while i + 4 <= count:
         a, b, c, d = i // group, (i + 1) // group, (i + 2) // group, (i + 3) // group
         low = (back + a, back + b, back + c, back + d)
