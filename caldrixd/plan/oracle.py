@@ -161,7 +161,7 @@ class Program:
         state.following = None
         if snapshot.recurrent is not None:
             ends = np.cumsum([part.size for part in state.recurrent])
-            parts = np.split(snapshot.recurrent.copy(), ends[:-1])
+            parts = np.split(snapshot.recurrent, ends[:-1])
             shapes = [part.shape for part in state.recurrent]
             state.recurrent = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
