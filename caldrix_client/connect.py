@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from caldrix_client.channel import Channel, Declined
 from caldrix_client.environment import for_daemon
 from caldrix_protocol.address import Address, ensure_directory, find_address, state_directory
-from caldrix_protocol.connection import hello
+from caldrix_protocol.connection import hello, versions_differ
 from caldrix_protocol.messages import Refusal, Welcome
 from caldrix_protocol.refusals import Refused
 from caldrix_protocol.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
@@ -170,8 +170,7 @@ def _greet(channel: Channel, address: Address, deadline: float) -> bool:
         raise Declined(answer)
     assert type(answer) is Welcome
     if answer.protocol[0] != PROTOCOL_MAJOR:
-        theirs = ".".join(map(str, answer.protocol))
-        raise Refused("daemon/version", theirs=theirs, ours=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}")
+        raise versions_differ(answer.protocol, (PROTOCOL_MAJOR, PROTOCOL_MINOR))
     return True
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from caldrix_protocol import options
+from caldrix_protocol.options import HELP_FLAGS
 from caldrix_protocol.refusals import Refused
-
-HELP_FLAGS = ("-h", "--help")
 
 
 class Run(NamedTuple):
@@ -17,9 +16,12 @@ class Run(NamedTuple):
     prompt: str | None
     system: str | None
     max_tokens: int | None
-    ctx: int
+    ctx: int | None
     backend: str
     threads: int | None
+    cpu_isa: str | None
+    cpu_kernels: str | None
+    max_batch: int
     dtype: str
     raw: bool
     plain: bool
@@ -117,17 +119,12 @@ def _stop(arguments: list[str]) -> Stop | Help:
 def _flags(command: str, arguments: list[str]) -> tuple[dict[str, Any], list[str]] | None:
     """Option values by key, and the arguments that are no flags; None when help is asked for instead."""
     values = options.defaults(command)
-    others = []
-    left = arguments[::-1]
-    while left:
-        argument = left.pop()
-        if not argument.startswith("-") or argument == "-":
-            others.append(argument)
-            continue
-        if argument in HELP_FLAGS:
+    others: list[str] = []
+    for option, value in options.walk(command, arguments):
+        if option is not None:
+            values[option.key] = value
+        elif value in HELP_FLAGS:
             return None
-        flag, attached, text = argument.partition("=")
-        option = options.find(command, flag)
-        follows = text if attached else left.pop() if option.metavar is not None and left else None
-        values[option.key] = options.value(option, flag, follows)
+        else:
+            others.append(value)
     return values, others

@@ -34,14 +34,10 @@ def main() -> int:
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """The values of caldrixd's flags, by the keys of `options.defaults`. Refused "usage/..."."""
     values = options.defaults("caldrixd")
-    rest = iter(arguments)
-    for argument in rest:
-        if not argument.startswith("-"):
-            raise Refused("usage/takes-no-arguments", command="caldrixd", argument=argument)
-        flag, equals, text = argument.partition("=")
-        option = options.find("caldrixd", flag)
-        following = text if equals else None if option.metavar is None else next(rest, None)
-        values[option.key] = options.value(option, flag, following)
+    for option, value in options.walk("caldrixd", arguments):
+        if option is None:
+            raise Refused("usage/takes-no-arguments", command="caldrixd", argument=value)
+        values[option.key] = value
     return values
 
 

@@ -32,6 +32,9 @@ def execute(command: Run, context: Context) -> int:
         ctx=command.ctx,
         dtype=command.dtype,
         threads=command.threads or 0,
+        max_batch=command.max_batch,
+        cpu_isa=command.cpu_isa or "native",
+        cpu_kernels=command.cpu_kernels or "auto",
     )
     system = None if command.system is None else _system(command.system)
     with connect(context.environment, context.started) as channel:

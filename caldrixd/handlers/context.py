@@ -61,7 +61,8 @@ class Opening:
 
     @property
     def settings(self) -> Settings:
-        return Settings(self.ctx, self.request.dtype, self.request.threads)
+        request = self.request
+        return Settings(self.ctx, request.dtype, request.threads, request.max_batch)
 
 
 @dataclass

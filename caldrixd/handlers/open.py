@@ -25,6 +25,8 @@ from caldrixd.handlers.context import Client, Opening, Services
 from caldrixd.lanes import choose
 from caldrixd.lanes.drivers.compiler import worker_environment
 from caldrixd.lanes.drivers.cores import default_threads
+from caldrixd.lanes.lane import Variant
+from caldrixd.lanes.variant import settle
 from caldrixd.models import fit, gate
 from caldrixd.models.files import INDEX
 from caldrixd.models.resolve import ResolvedModel, check_files, resolve
@@ -32,9 +34,9 @@ from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
 from caldrixd.worker.process import LOADING, Key, Worker
 
-# What a lane's worker needs in its environment, given a private directory for caches.
-WORKER_ENVIRONMENT: Mapping[str, Callable[[Path], dict[str, str]]] = {"cpu": worker_environment}
-DEFAULT_CTX: int = Open._field_defaults["ctx"]
+# What a lane's worker needs in its environment, given a private directory for caches and an ISA.
+WORKER_ENVIRONMENT: Mapping[str, Callable[[Path, str], dict[str, str]]] = {"cpu": worker_environment}
+DEFAULT_CTX = 2048
 # Beside the weights: what a loaded model depends on.
 SMALL_FILES = (
     "config.json",
@@ -85,8 +87,9 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
     started = time.monotonic()
     resolved = await _in_thread(resolve, request.model)
     lane = await _in_thread(choose.choose, request.backend, services.config.environment)
+    variant = await _in_thread(_variant, lane, request, services.config)
     directory = await _directory(resolved, request, client, services)
-    found = await _in_thread(_inspect, directory, lane)
+    found = await _in_thread(_inspect, directory, lane, variant)
     ctx = _context(request.ctx, found.spec)
     worker = await _worker(request, found, ctx, services)
     if worker.state == LOADING and worker.leases:
@@ -136,19 +139,26 @@ async def _in_thread(function: Callable[[Unpack[Arguments]], Result], *arguments
     return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
 
 
-def _inspect(directory: Path, lane: str) -> Found:
+def _variant(lane: str, request: Open, config: Config) -> Variant:
+    """The code the lane's worker runs; only the CPU lane has a choice."""
+    if lane != "cpu":
+        return Variant()
+    return settle(request.cpu_isa, request.cpu_kernels, config.environment)
+
+
+def _inspect(directory: Path, lane: str, variant: Variant) -> Found:
     """Look at a model directory, but not into its weights. Refused for what is unusable."""
     try:
-        return _found(directory, lane)
+        return _found(directory, lane, variant)
     except OSError as error:
         raise Refused("model/not-readable", path=error.filename or directory, reason=error.strerror) from None
 
 
-def _found(directory: Path, lane: str) -> Found:
+def _found(directory: Path, lane: str, variant: Variant) -> Found:
     weights = check_files(directory)
     spec = gate.read_spec(directory)
     return Found(
-        key=Key(_real_path(directory), _identity(directory, weights), lane),
+        key=Key(_real_path(directory), _identity(directory, weights), lane, variant.isa, variant.kernels),
         spec=spec,
         plan=FAMILIES[spec.architecture].build(spec),
         weight_bytes=sum((directory / name).stat().st_size for name in weights),
@@ -172,13 +182,13 @@ def _identity(directory: Path, weights: tuple[str, ...]) -> tuple[tuple[str, int
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
-def _context(wanted: int, spec: ModelSpec) -> int:
+def _context(wanted: int | None, spec: ModelSpec) -> int:
     """The context in tokens; the default shrinks to the model. Refused "run/ctx-too-long"."""
-    if wanted <= spec.max_context:
-        return wanted
-    if wanted == DEFAULT_CTX:
-        return spec.max_context
-    raise Refused("run/ctx-too-long", ctx=wanted, limit=spec.max_context)
+    if wanted is None:
+        return min(DEFAULT_CTX, spec.max_context)
+    if wanted > spec.max_context:
+        raise Refused("run/ctx-too-long", ctx=wanted, limit=spec.max_context)
+    return wanted
 
 
 async def _worker(request: Open, found: Found, ctx: int, services: Services) -> Worker:
@@ -188,7 +198,7 @@ async def _worker(request: Open, found: Found, ctx: int, services: Services) -> 
     if worker is None:
         await pool.gone(found.key)
         await _make_room(found, ctx, services, request.model)
-        environment = await _in_thread(_worker_environment, found.key.lane, services.config)
+        environment = await _in_thread(_worker_environment, found.key, services.config)
         # Another request may have started one meanwhile.
         worker = pool.find(found.key) or pool.start(Worker(found.key, request.model, environment))
     worker.names.add(request.model)
@@ -212,12 +222,12 @@ async def _make_room(found: Found, ctx: int, services: Services, model: str) -> 
     check(fit.available_memory())
 
 
-def _worker_environment(lane: str, config: Config) -> dict[str, str]:
+def _worker_environment(key: Key, config: Config) -> dict[str, str]:
     """The worker's whole environment. Where the cache cannot be written, caches last until logout."""
-    variables = WORKER_ENVIRONMENT[lane]
+    variables = WORKER_ENVIRONMENT[key.lane]
     try:
-        own = variables(config.cache_directory)
+        own = variables(config.cache_directory, key.isa)
     except OSError as error:
         logging.warning("%s is not used: %s", config.cache_directory, error.strerror)
-        own = variables(Path(config.address.directory))
+        own = variables(Path(config.address.directory), key.isa)
     return {**config.environment, **own}

@@ -37,7 +37,7 @@ class Probe:
 
 def probe(name: str, environment: Mapping[str, str]) -> Probe:
     """Look at one lane with everything it needs loaded for real, in a child process with `environment`."""
-    finding = _glance(name)
+    finding = _glance(name, environment)
     if finding.complete:
         return Probe(name, finding.reasons, finding.details)
     found = run_probe(name, environment)
@@ -56,18 +56,18 @@ def choose(backend: str, environment: Mapping[str, str]) -> str:
     known from a glance: a few small files read, nothing started.
     """
     if backend != "auto":
-        if _glance(backend).reasons:
+        if _glance(backend, environment).reasons:
             reasons = probe(backend, environment).reasons
             raise Refused("lane/unusable", lane=backend, reason="; ".join(reason.text for reason in reasons))
         return backend
     for name in ORDER:
-        if not _glance(name).reasons:
+        if not _glance(name, environment).reasons:
             return name
     raise Refused("lane/none-usable", reasons=_listed(probe_all(environment)))
 
 
-def _glance(name: str) -> Finding:
-    return _GLANCES[name]()
+def _glance(name: str, environment: Mapping[str, str]) -> Finding:
+    return _GLANCES[name](environment)
 
 
 def _listed(probes: tuple[Probe, ...]) -> str:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import numpy as np
 
 from caldrix_kernels.rope.reference import cos_sin, inverse_frequencies
 from caldrix_kernels.step import layout as at
-from caldrix_protocol.refusals import Refused
 from caldrixd.lanes import packing
 from caldrixd.lanes.arena import Arena
-from caldrixd.lanes.drivers.compiler import compile_kernels
 from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.lanes.kernels import Kernels
-from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled
+from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled, Variant
 from caldrixd.lanes.lowered import LOGITS, NORMED, ROPE, ROUTES, Lowered
 from caldrixd.lanes.lowering import lower
 from caldrixd.lanes.pool import StepPool
 from caldrixd.lanes.rows import PARTS_BYTES, StepRows
 from caldrixd.lanes.slots import Slots
+from caldrixd.lanes.variant import load_kernels
 from caldrixd.plan.plan import Plan, Tensor
 
 name = "cpu"
@@ -132,17 +132,9 @@ class CpuProgram:
         """Cosines and sines for all positions a slot can have: float32[position][cos | sin]."""
         if positions <= self._rope_positions or ROPE not in self._lowered.names:
             return
-        rope = self.plan.rope
-        frequencies = inverse_frequencies(
-            rope.kind,
-            rope.theta,
-            rope.rotary_dim,
-            rope.factor,
-            rope.low_freq_factor,
-            rope.high_freq_factor,
-            rope.original_context,
-        )
-        cos, sin = cos_sin(frequencies, np.arange(positions))
+        fields = asdict(self.plan.rope)
+        scale = fields.pop("attention_factor")
+        cos, sin = cos_sin(inverse_frequencies(**fields), np.arange(positions), scale)
         self._rope_table = np.ascontiguousarray(np.concatenate([cos, sin], axis=1), np.float32)
         self._addresses[self._lowered.names.index(ROPE)] = self._rope_table.ctypes.data
         self._rope_positions = positions
@@ -204,11 +196,16 @@ class CpuProgram:
         self._slots.clear()
 
 
-def load(plan: Plan, tensors: Mapping[str, Tensor], *, threads: int, report: Report) -> CpuProgram:
-    """The plan with its weights on this lane. Refused "lane/unsupported-op" or "lane/cpu-numba"."""
+def load(
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    *,
+    report: Report,
+    threads: int = 0,
+    variant: Variant = NATIVE,
+    environment: Mapping[str, str] | None = None,
+) -> CpuProgram:
+    """The plan with its weights on this lane; `threads` 0 means one a core. Refused "lane/..."."""
     lowered = lower(plan)
-    try:
-        kernels = compile_kernels(report)
-    except ImportError as error:
-        raise Refused("lane/cpu-numba", reason=error) from None
+    kernels = load_kernels(variant, environment or {}, report)
     return CpuProgram(lowered, plan, tensors, kernels, threads)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    # The daemon looks at lanes too and starts sooner without it.
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,29 @@ class Program(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Variant:
+    """Which compiled code of the CPU lane.
+
+    `isa` is "native" or an x86-64 level below that of this host; `kernels` is "auto", "numba" or "c".
+    """
+
+    isa: str = "native"
+    kernels: str = "auto"
+
+
 class Loader(Protocol):
-    """What a lane's module offers as `load`: a plan and its tensors become a program."""
+    """What a lane's module offers as `load`: a plan and its tensors become a program.
+
+    `environment` is that of the process, as the daemon made it.
+    """
 
     def __call__(
-        self, plan: Plan, tensors: Mapping[str, Tensor], *, threads: int, report: Report
+        self,
+        plan: Plan,
+        tensors: Mapping[str, Tensor],
+        *,
+        report: Report,
+        variant: Variant,
+        environment: Mapping[str, str],
     ) -> Program: ...

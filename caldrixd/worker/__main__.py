@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
@@ -27,7 +28,7 @@ def main() -> int:
         logging.warning("%s", error)
         return 1
     protection.offer_to_oom_killer()
-    return serve(socket.socket(fileno=arguments.fd))
+    return serve(socket.socket(fileno=arguments.fd), os.environ)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +10,16 @@ from caldrix_protocol.messages import Load, Ready
 from caldrixd.architectures import FAMILIES
 from caldrixd.engine.engine import Engine
 from caldrixd.lanes import cpu
-from caldrixd.lanes.lane import Loader, Program, Report
-from caldrixd.models import gate, weights
+from caldrixd.lanes.lane import Loader, Program, Report, Variant
+from caldrixd.models import fit, gate, weights
 from caldrixd.spec import ModelSpec
 from caldrixd.text import template, tokenizer
 from caldrixd.text.template import ChatTemplate
 from caldrixd.text.tokenizer import Tokenizer
 
 LANES: dict[str, Loader] = {"cpu": cpu.load}
+# Of finished sequences, kept for prompts that go on from them.
+MOST_CACHE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,6 @@ class Model:
     template: ChatTemplate | None
     program: Program
     engine: Engine
-    seconds: float
 
     def ready(self) -> Ready:
         return Ready(
@@ -37,21 +38,29 @@ class Model:
             max_ctx=self.spec.max_context,
             chat_template=self.template is not None,
             size=self.program.size,
-            load_seconds=self.seconds,
         )
 
 
-def load(wanted: Load, report: Report) -> Model:
-    """Load what the daemon asks for. Refused for anything in its files that cannot be used."""
-    started = time.monotonic()
+def load(wanted: Load, environment: Mapping[str, str], report: Report) -> Model:
+    """Load what the daemon asks for. Refused for anything in its files that cannot be used.
+
+    `environment` is that of this process: it says where compiled kernels are kept.
+    """
     directory = Path(wanted.directory)
     spec = gate.read_spec(directory)
     family = FAMILIES[spec.architecture]
     plan = family.build(spec)
     words = tokenizer.load(directory, spec)
     turns = template.load(directory)
-    checkpoint = weights.open_checkpoint(directory)
+    checkpoint = weights.open_checkpoint(directory, family.stacked)
     checkpoint.check(plan, family.ignored, architecture=spec.architecture)
     report("status/loading", {"model": directory.name, "size": checkpoint.size // 1_000_000})
-    program = LANES[wanted.lane](plan, checkpoint.tensors, threads=wanted.threads, report=report)
-    return Model(spec, words, turns, program, Engine(program), time.monotonic() - started)
+    program = LANES[wanted.lane](
+        plan,
+        checkpoint.tensors,
+        report=report,
+        variant=Variant(wanted.isa, wanted.kernels),
+        environment=environment,
+    )
+    cache_bytes = min(fit.available_memory() // 4, MOST_CACHE_BYTES)
+    return Model(spec, words, turns, program, Engine(program, cache_bytes=cache_bytes))

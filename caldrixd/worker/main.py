@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from caldrix_protocol.codec import encode
@@ -23,7 +24,7 @@ from caldrixd.worker.pipe import Pipe
 from caldrixd.worker.replies import Reply
 
 
-def serve(sock: socket.socket) -> int:
+def serve(sock: socket.socket, environment: Mapping[str, str]) -> int:
     """Work for the daemon at the other end of `sock`; the exit status when the work ends early."""
     pipe = Pipe(sock)
     wanted = pipe.receive()
@@ -36,7 +37,7 @@ def serve(sock: socket.socket) -> int:
         pipe.send(as_status(code, **fields))
 
     try:
-        model = load(wanted, report)
+        model = load(wanted, environment, report)
         answers.answer(model)
     except BaseException as error:
         refusal = refusal_for(error, wanted)

@@ -46,11 +46,16 @@ Deliver = Callable[[Message], None]
 
 @dataclass(frozen=True)
 class Key:
-    """What one worker is for: a model's files as they were when it was opened, on one lane."""
+    """What one worker is for: a model's files as they were when it was opened, on one lane.
+
+    `isa` and `kernels` are those of the CPU lane's variant.
+    """
 
     directory: str
     identity: tuple[tuple[str, int, int, int], ...]
     lane: str
+    isa: str = "native"
+    kernels: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Settings:
     ctx: int
     dtype: str
     threads: int
+    max_batch: int
 
 
 @dataclass
@@ -157,7 +163,7 @@ class Worker:
     async def _converse(self, channel: Channel) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(channel.write)
-            channel.send(Load(self.key.directory, self.key.lane))
+            channel.send(Load(self.key.directory, self.key.lane, self.key.isa, self.key.kernels))
             try:
                 while (message := await channel.receive()) is not None:
                     self._dispatch(message)
@@ -220,7 +226,9 @@ class Worker:
             )
         stream = Stream(self._next_stream, deliver)
         self._next_stream += 1
-        begin = Begin(stream.number, payload, settings.ctx, settings.dtype, settings.threads)
+        begin = Begin(
+            stream.number, payload, settings.ctx, settings.dtype, settings.threads, settings.max_batch
+        )
         self._streams[stream.number] = stream
         for name, pieces in blobs.items():
             for piece in pieces:

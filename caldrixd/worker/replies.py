@@ -75,6 +75,7 @@ class Reply:
             stop_ids=model.tokenizer.eos_ids,
             dtype=self._begin.dtype,
             threads=self._begin.threads,
+            max_batch=self._begin.max_batch,
         )
         with self._lock:
             if not self._cancelled:

@@ -12,8 +12,9 @@ from msgpack import packb, unpackb
 from msgpack.exceptions import UnpackException
 
 from caldrix_protocol import messages
-from caldrix_protocol.messages import Done, Hello, Message, checks
+from caldrix_protocol.messages import SINCE, Done, Hello, Message, checks
 from caldrix_protocol.schema import BadValue, record
+from caldrix_protocol.version import PROTOCOL_MINOR
 
 MAX_DEPTH = 8
 MAX_LIST = 1 << 20
@@ -29,6 +30,10 @@ _READERS = {
 }
 
 
+class TooNew(ValueError):
+    """A message says what a peer of an older minor version has no field for."""
+
+
 class BadFrame(ValueError):
     """A frame that is not a message of the expected table; `reason` completes "the frame ..."."""
 
@@ -42,8 +47,8 @@ def name_of(message: Message) -> str:
     return _NAMES[type(message)]
 
 
-def encode(message: Message) -> bytes:
-    """The payload of one frame, without its length.
+def encode(message: Message, minor: int = PROTOCOL_MINOR) -> bytes:
+    """The payload of one frame, without its length, for a peer of the minor version `minor`. Raises TooNew.
 
     Values are not checked against the schema: the receiver does that. A lone surrogate (a byte of a file name
     that is not UTF-8) becomes its escape. OverflowError or TypeError for a value msgpack cannot hold.
@@ -51,6 +56,8 @@ def encode(message: Message) -> bytes:
     cls = type(message)
     body = {"type": _NAMES[cls]}
     body.update(zip(cls._fields, message, strict=True))
+    if minor < PROTOCOL_MINOR and cls in SINCE:
+        _leave_out(body, cls, minor)
     if cls is Done:
         body["timings"] = message.timings._asdict()
     payload: bytes
@@ -59,6 +66,16 @@ def encode(message: Message) -> bytes:
     except UnicodeEncodeError:
         payload = packb(body, unicode_errors="backslashreplace")
     return payload
+
+
+def _leave_out(body: dict[str, Any], cls: type[Any], minor: int) -> None:
+    """Drop what is at its default: it may be newer than the peer, and goes without saying."""
+    for name, default in cls._field_defaults.items():
+        if body[name] == default:
+            del body[name]
+    newer = [name for name, since in SINCE[cls].items() if since > minor and name in body]
+    if newer:
+        raise TooNew(newer[0])
 
 
 def decode(payload: bytes | bytearray | memoryview, table: dict[str, type[Any]]) -> Message:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from caldrix_protocol import messages
-from caldrix_protocol.codec import BadFrame, decode, encode, name_of
+from caldrix_protocol.codec import BadFrame, TooNew, decode, encode, name_of
 from caldrix_protocol.framing import MAX_BULK, MAX_CONTROL, FrameReader, frame
 from caldrix_protocol.messages import Hello, Message, Notice, Refusal, Status, Welcome
 from caldrix_protocol.refusals import Refused, sendable, sentence
@@ -123,7 +123,7 @@ class Connection:
     parent and worker run many streams at once in SERVING.
     """
 
-    __slots__ = ("_blob_sum", "_eof", "_incoming", "_peer", "_reader", "_table", "role", "state")
+    __slots__ = ("_blob_sum", "_eof", "_incoming", "_minor", "_peer", "_reader", "_table", "role", "state")
 
     def __init__(self, role: Role) -> None:
         self.role: Role = role
@@ -133,6 +133,7 @@ class Connection:
         self._table = SOCKET_TABLE if role in ("client", "daemon") else WORKER_TABLE
         self._reader = FrameReader()
         self._blob_sum = 0
+        self._minor = PROTOCOL_MINOR
         self._eof = False
 
     def receive_data(self, data: bytes) -> None:
@@ -163,13 +164,17 @@ class Connection:
     def send(self, message: Message) -> bytes:
         """The bytes to write to the socket for this message, at once and in order.
 
-        ProtocolError if it may not be sent now or is too long; the state is as before then.
+        ProtocolError if it may not be sent now or is too long, Refused "daemon/version" if it asks what the
+        peer's version cannot do; the state is as before then.
         """
         name = name_of(message)
         following = self._table[self.state].get(self.role, {}).get(name)
         if following is None:
             raise ProtocolError(f"{self.role} cannot send {name} while {self.state}")
-        payload = encode(message)
+        try:
+            payload = encode(message, self._minor)
+        except TooNew:
+            raise versions_differ((PROTOCOL_MAJOR, self._minor), (PROTOCOL_MAJOR, PROTOCOL_MINOR)) from None
         limit = self._limit(self._peer, name)
         if len(payload) > limit:
             raise ProtocolError(f"{name} has {len(payload)} bytes; at most {limit} are possible")
@@ -202,6 +207,8 @@ class Connection:
             raise self._fail(f"is {name}, which cannot come while {self.state}")
         if size > self._limit(self.role, name):
             raise self._fail(f"is {name} with {size} bytes; at most {MAX_CONTROL} are possible")
+        if type(message) in (Hello, Welcome):
+            self._minor = message.protocol[1]
         if name == "blob":
             self._blob_sum += len(message.data)
             if self._blob_sum > MAX_BLOB_SUM:
@@ -232,14 +239,14 @@ def hello(pid: int) -> Hello:
 def answer_hello(greeting: Hello, pid: int) -> Welcome | Refusal:
     """What a daemon sends back: `welcome`, or `refused` (then close) if the major versions differ."""
     if greeting.protocol[0] != PROTOCOL_MAJOR:
-        return as_refusal(
-            Refused(
-                "daemon/version",
-                theirs=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
-                ours=".".join(map(str, greeting.protocol)),
-            )
-        )
+        return as_refusal(versions_differ((PROTOCOL_MAJOR, PROTOCOL_MINOR), greeting.protocol))
     return Welcome((PROTOCOL_MAJOR, PROTOCOL_MINOR), VERSION, pid, FEATURES)
+
+
+def versions_differ(daemon: tuple[int, ...], client: tuple[int, ...]) -> Refused:
+    """Why a client of one version cannot ask a daemon of another."""
+    theirs, ours = (".".join(map(str, version)) for version in (daemon, client))
+    return Refused("daemon/version", theirs=theirs, ours=ours)
 
 
 def as_status(code: str, **fields: Any) -> Status:

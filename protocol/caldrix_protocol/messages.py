@@ -46,6 +46,9 @@ _VALUE = any_of(
 )
 _FIELDS = map_of(_VALUE, 64)
 _ENVIRONMENT = map_of(text(32 << 10), 32)
+_BATCH = integer(1, 8)
+_ISA = one_of("native", "x86-64-v2", "x86-64-v3", "x86-64-v4")
+_KERNELS = one_of("auto", "numba", "c")
 
 
 _TEXT_PART = record({"type": one_of("text"), "text": text(MAX_TEXT)}, strict=True)
@@ -90,15 +93,20 @@ class Open(NamedTuple):
 
     `model` is an absolute directory path (starts with "/"), an alias or a repo id. `environment`
     holds the client's own values of the variables that decide caches, hub and proxies.
-    `threads` 0 means the lane's default; `ctx` is in tokens.
+    `threads` 0 means the lane's default. `ctx` is in tokens; nil means the default, which a model made for
+    fewer makes smaller. At most `max_batch` sequences share a step. `cpu_isa` and `cpu_kernels` say which
+    code the CPU lane runs.
     """
 
     model: Annotated[str, _PATH]
     environment: Annotated[dict[str, str], _ENVIRONMENT]
     backend: Annotated[str, one_of("auto", "hip", "metal", "cpu")] = "auto"
-    ctx: Annotated[int, integer(1, LIMIT_32)] = 2048
+    ctx: Annotated[int | None, optional(integer(1, LIMIT_32))] = None
     dtype: Annotated[str, one_of("f32", "bf16")] = "f32"
     threads: Annotated[int, integer(0, 4096)] = 0
+    max_batch: Annotated[int, _BATCH] = 8
+    cpu_isa: Annotated[str, _ISA] = "native"
+    cpu_kernels: Annotated[str, _KERNELS] = "auto"
 
 
 class Generate(NamedTuple):
@@ -264,7 +272,8 @@ class Load(NamedTuple):
 
     directory: Annotated[str, _PATH]
     lane: Annotated[str, one_of("cpu", "hip", "metal")]
-    threads: Annotated[int, integer(0, 4096)] = 0
+    isa: Annotated[str, _ISA] = "native"
+    kernels: Annotated[str, _KERNELS] = "auto"
 
 
 class Ready(NamedTuple):
@@ -274,7 +283,6 @@ class Ready(NamedTuple):
     max_ctx: Annotated[int, _COUNT]
     chat_template: Annotated[bool, flag()]
     size: Annotated[int, _COUNT]
-    load_seconds: Annotated[float, _SECONDS] = 0.0
 
 
 class Begin(NamedTuple):
@@ -288,6 +296,7 @@ class Begin(NamedTuple):
     ctx: Annotated[int, integer(1, LIMIT_32)]
     dtype: Annotated[str, one_of("f32", "bf16")]
     threads: Annotated[int, integer(0, 4096)]
+    max_batch: Annotated[int, _BATCH] = 8
 
 
 class Attach(NamedTuple):
@@ -323,6 +332,9 @@ def _stop_rule(message: Stop) -> None:
     if message.daemon and message.model is not None:
         raise BadValue("takes a model or daemon, not both")
 
+
+# Fields that came after version 1.0: message -> field -> the minor version that has it.
+SINCE: dict[type[Any], dict[str, int]] = {Open: {"max_batch": 1, "cpu_isa": 1, "cpu_kernels": 1}}
 
 # What a field's own check cannot see: rules over whole messages.
 RULES: dict[type[Any], Callable[[Any], None]] = {Generate: _generate_rule, Stop: _stop_rule}

@@ -1,21 +1,28 @@
 """Every command-line flag as a record. Parser, help text and the tables in the documentation come from here.
 
-Reading a command line goes: `find` each flag, `value` for what follows it, `check_together` at the end. All
-three only raise `Refused`; nothing here acts.
+Reading a command line is `walk`, which calls `find` for each flag and `value` for what follows it, and
+`check_together` at the end. They only raise `Refused`; nothing here acts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from caldrix_protocol.refusals import ROWS, RUN, USAGE, Refused
 
 BACKENDS = ("auto", "hip", "metal", "cpu")
 DTYPES = ("f32", "bf16")
+BATCHES = (1, 8)
+ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
+KERNELS = ("auto", "numba", "c")
+# What only the CPU lane has: the keys of their values, None when the flag is absent.
+CPU_ONLY = {"threads": "--threads", "cpu_isa": "--cpu-isa", "cpu_kernels": "--cpu-kernels"}
 MAX_CTX = 1 << 20
 MAX_THREADS = 256
 MAX_SECONDS = 31_536_000
+
+HELP_FLAGS = ("-h", "--help")
 
 # The row that refuses a flag no record describes. Elsewhere every flag is caldrix's own.
 UNKNOWN_FLAG = {"run": "run/unknown-flag"}
@@ -101,6 +108,12 @@ def _idle_seconds(text: str) -> float:
     return float(text)
 
 
+def _batch(text: str) -> int:
+    if text not in map(str, BATCHES):
+        raise Refused("run/max-batch", value=text)
+    return int(text)
+
+
 def _switch(text: str) -> NoReturn:
     raise TypeError("a switch has no text to check")
 
@@ -134,7 +147,13 @@ OPTIONS: tuple[Option, ...] = (
         "stop after N new tokens (a positive integer)",
     ),
     Option(
-        "--ctx", "N", _integer("run/ctx", MAX_CTX), 2048, "2048", "the context length, in tokens", kind=RUN
+        "--ctx",
+        "N",
+        _integer("run/ctx", MAX_CTX),
+        None,
+        "2048, or what the model was made for if that is less",
+        "the context length, in tokens",
+        kind=RUN,
     ),
     Option(
         "--backend",
@@ -151,6 +170,33 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "one for each core",
         "threads of the CPU lane",
+        kind=RUN,
+    ),
+    Option(
+        "--cpu-isa",
+        "x86-64-v2|x86-64-v3|x86-64-v4|native",
+        _one_of("run/cpu-isa", ISAS),
+        None,
+        "native: all this processor has",
+        "the instructions that the CPU lane uses; the reply in f32 is the same with all of them",
+        kind=RUN,
+    ),
+    Option(
+        "--cpu-kernels",
+        "auto|numba|c",
+        _one_of("run/cpu-kernels", KERNELS),
+        None,
+        "auto: numba, or a C compiler where numba cannot be used",
+        "what compiles the CPU lane's kernels",
+        kind=RUN,
+    ),
+    Option(
+        "--max-batch",
+        "N",
+        _batch,
+        8,
+        "8",
+        "the most replies of one model that are computed together, 1 or 8; none depends on the others",
         kind=RUN,
     ),
     Option(
@@ -286,6 +332,19 @@ def defaults(command: str) -> dict[str, Any]:
     return {option.key: option.default for option in options_of(command) if option.refused is None}
 
 
+def walk(command: str, arguments: Sequence[str]) -> Iterator[tuple[Option | None, Any]]:
+    """Each flag of a command line with its value; None with an argument that is none or asks for help."""
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-") or argument in ("-", *HELP_FLAGS):
+            yield None, argument
+            continue
+        flag, attached, text = argument.partition("=")
+        option = find(command, flag)
+        follows = text if attached else next(rest, None) if option.metavar is not None else None
+        yield option, value(option, flag, follows)
+
+
 def find(command: str, flag: str) -> Option:
     """The record of a flag as written, without `=value`. Refused if it is unknown or refused on sight."""
     for option in options_of(command):
@@ -312,8 +371,9 @@ def value(option: Option, flag: str, text: str | None) -> Any:
 
 def check_together(values: Mapping[str, Any]) -> None:
     """Rules over all values of one command line, keyed as in `defaults`. Refused if one is broken."""
-    if values.get("threads") is not None and values["backend"] not in ("cpu", "auto"):
-        raise Refused("run/cpu-only-flag", flag="--threads")
+    for key, flag in CPU_ONLY.items():
+        if values.get(key) is not None and values["backend"] not in ("cpu", "auto"):
+            raise Refused("run/cpu-only-flag", flag=flag)
 
 
 def documentation(command: str) -> str:

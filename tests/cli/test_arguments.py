@@ -44,7 +44,7 @@ def test_a_transcript(home: Home, transcript: Transcript) -> None:
 
 def test_version(home: Home) -> None:
     for spelling in ("version", "--version"):
-        assert home.caldrix(spelling) == (0, f"caldrix {VERSION} (protocol 1.0)\n", "")
+        assert home.caldrix(spelling) == (0, f"caldrix {VERSION} (protocol 1.1)\n", "")
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",), ("run", "--help")])

@@ -73,7 +73,7 @@ def test_a_running_daemon_is_greeted(home: Home) -> None:
 
     with Peer(home.address, Model(), greet), connect(home.environment, no_start) as channel:
         channel.send(Ps())
-    assert greetings[0].protocol == (1, 0)
+    assert greetings[0].protocol == (1, 1)
     assert greetings[0].pid == os.getpid()
 
 
@@ -120,7 +120,7 @@ def test_another_major_version_is_refused_with_both_versions(home: Home) -> None
     with Peer(home.address, Model(), greet), pytest.raises(Refused) as refused:
         attach(home.environment)
     assert refused.value.text == (
-        "caldrixd speaks protocol 2.3 and this client 1.0; run `caldrix stop --daemon` and try again"
+        "caldrixd speaks protocol 2.3 and this client 1.1; run `caldrix stop --daemon` and try again"
     )
 
 

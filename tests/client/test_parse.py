@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from caldrix_client.parse import Command, Doctor, Help, Ps, Run, Stop, Version, parse
+from caldrix_protocol.options import defaults
 from caldrix_protocol.refusals import Refused
 
-PLAIN = Run("m", None, None, None, 2048, "auto", None, "f32", False, False, False, False)
+PLAIN = Run("m", **defaults("run"))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,10 @@ PLAIN = Run("m", None, None, None, 2048, "auto", None, "f32", False, False, Fals
             PLAIN._replace(backend="cpu", threads=2, dtype="bf16"),
         ),
         (
+            ["run", "m", "--cpu-isa=x86-64-v3", "--cpu-kernels", "c", "--max-batch", "1"],
+            PLAIN._replace(cpu_isa="x86-64-v3", cpu_kernels="c", max_batch=1),
+        ),
+        (
             ["run", "m", "--raw", "--plain", "--stats", "--json"],
             PLAIN._replace(raw=True, plain=True, stats=True, json=True),
         ),
@@ -49,8 +54,6 @@ def test_a_command_line_means(line: list[str], command: Command) -> None:
 
 
 def test_the_fields_of_run_are_the_keys_of_its_options() -> None:
-    from caldrix_protocol.options import defaults
-
     assert set(Run._fields) == {"model", *defaults("run")}
 
 
@@ -60,6 +63,7 @@ def test_the_fields_of_run_are_the_keys_of_its_options() -> None:
         (["run", ""], "usage/model-required"),
         (["run", "m", "--system", "x", "--raw"], "usage/system-raw"),
         (["run", "m", "--backend", "hip", "--threads", "2"], "run/cpu-only-flag"),
+        (["run", "m", "--cpu-isa", "native", "--backend", "metal"], "run/cpu-only-flag"),
         (["run", "m", "-p", "a\udcffb"], "usage/prompt-utf8"),
         (["run", "m", "--system", "a\udcffb"], "usage/prompt-utf8"),
         (["run", "m", "--", "x"], "run/unknown-flag"),

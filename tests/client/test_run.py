@@ -13,7 +13,19 @@ from pathlib import Path
 import pytest
 
 from caldrix_protocol.connection import as_refusal
-from caldrix_protocol.messages import Delta, Done, Generate, Message, Notice, Open, Progress, Refusal, Status
+from caldrix_protocol.messages import (
+    Delta,
+    Done,
+    Generate,
+    Hello,
+    Message,
+    Notice,
+    Open,
+    Progress,
+    Refusal,
+    Status,
+    Welcome,
+)
 from caldrix_protocol.refusals import Refused, sentence
 from tests.support.cli import COMMAND, SECONDS, Home, finish
 from tests.support.peer import TIMINGS, Model, Peer, Script, Talk, say, texts
@@ -49,14 +61,32 @@ def test_an_answer_ends_with_a_newline_and_a_pipe_gets_it_untouched(
 
 def test_flags_and_environment_travel_with_open(home: Home) -> None:
     flags = ("--ctx", "64", "--backend", "cpu", "--threads", "2", "--dtype", "bf16", "--max-tokens", "5")
+    cpu = ("--max-batch", "1", "--cpu-isa", "x86-64-v3", "--cpu-kernels", "c")
     with Peer(home.address, Model("x")) as peer:
-        home.caldrix("run", "demo", "-p", "hi", *flags, HF_HOME="/hf", SECRET="no")
+        home.caldrix("run", "demo", "-p", "hi", *flags, *cpu, HF_HOME="/hf", SECRET="no")
     request = opened(peer)
     assert request[0] == "demo"
-    assert request[2:] == ("cpu", 64, "bf16", 2)
+    assert request[2:] == ("cpu", 64, "bf16", 2, 1, "x86-64-v3", "c")
     assert request.environment["HF_HOME"] == "/hf"
     assert "SECRET" not in request.environment
     assert generated(peer)[0].max_tokens == 5
+
+
+def of_version_1_0(talk: Talk, greeting: Hello) -> None:
+    talk.send(Welcome((1, 0), "0.1.0", os.getpid()))
+
+
+def test_an_older_daemon_is_asked_what_it_knows(home: Home) -> None:
+    with Peer(home.address, Model("x"), of_version_1_0) as peer:
+        assert home.caldrix("run", "demo", "-p", "hi", "--ctx", "64").status == 0
+        result = home.caldrix("run", "demo", "-p", "hi", "--max-batch", "1")
+    assert (opened(peer).ctx, len(generated(peer))) == (64, 1)
+    assert result == (
+        1,
+        "",
+        "caldrix: caldrixd speaks protocol 1.0 and this client 1.1; "
+        "run `caldrix stop --daemon` and try again\n",
+    )
 
 
 def test_status_lines_go_to_stderr_and_progress_to_terminals_only(home: Home) -> None:

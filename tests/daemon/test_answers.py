@@ -48,7 +48,7 @@ def model() -> Iterator[Model]:
     spec = gate.read_spec(directory)
     program = oracle_program(directory)
     turns = template.load(directory)
-    yield Model(spec, tokenizer.load(directory, spec), turns, program, Engine(program), 0.0)
+    yield Model(spec, tokenizer.load(directory, spec), turns, program, Engine(program))
     if turns is not None:
         turns.close()
 

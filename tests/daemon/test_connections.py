@@ -177,7 +177,7 @@ def test_another_protocol_version_is_told_both(caller: Caller) -> None:
     refused = caller.receive()
     assert type(refused) is Refusal
     assert refused.code == "daemon/version"
-    assert refused.fields == {"theirs": "1.0", "ours": "2.7"}
+    assert refused.fields == {"theirs": "1.1", "ours": "2.7"}
     assert caller.receive() is None
 
 
@@ -185,7 +185,7 @@ def test_a_later_minor_version_is_welcome(caller: Caller) -> None:
     caller.send(Hello((1, 99), "1.9", 1, ("telepathy",)))
     welcome = caller.receive()
     assert type(welcome) is Welcome
-    assert welcome.protocol == (1, 0)
+    assert welcome.protocol == (1, 1)
 
 
 def test_doctor_tells_every_lane(shared: Daemon) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numba
 import pytest
 
 from caldrix_protocol.refusals import Refused
@@ -16,6 +17,8 @@ V3 = V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"
 V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the HIP and CPU lanes are for Linux")
+
+NO_COMPILER = "no C compiler: the CPU lane links its kernels with cc at load, and cc is not on PATH"
 
 # A HIP runtime with two devices; its behaviour is set by macros.
 FAKE_RUNTIME = """
@@ -149,18 +152,28 @@ def test_the_cpu_lane_is_usable_here() -> None:
     level, processors = probe.details[0].split(", ")
     assert level == cpu.isa_level(cpu.cpu_flags())
     assert processors == f"{os.cpu_count()} processors"
-    assert probe.details[1].startswith("numba ")
+    assert probe.details[1:] == (f"kernels numba {numba.__version__}, which compiles here",)
+
+
+BROKEN = {
+    "raise ImportError('needs another numpy')": "ImportError: needs another numpy",
+    "__version__ = '9'\ndef njit(f): raise RuntimeError('no\\nmemory to write and run')": (
+        "RuntimeError: no memory to write and run"
+    ),
+}
 
 
 @linux_only
-def test_a_numba_that_cannot_be_imported_is_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "numba.py").write_text("raise ImportError('needs another numpy')")
-    probe = choose.probe(
-        "cpu", environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}")
-    )
-    assert [reason.text for reason in probe.reasons] == [
-        "the CPU lane cannot use numba: ImportError: needs another numpy"
-    ]
+@pytest.mark.parametrize(("source", "reason"), BROKEN.items())
+def test_where_numba_fails_the_kernels_are_those_of_cc(tmp_path: Path, source: str, reason: str) -> None:
+    (tmp_path / "numba.py").write_text(source)
+    paths = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
+    cc = executable(tmp_path / "bin/cc")
+    probe = choose.probe("cpu", environment(PYTHONPATH=paths, PATH=str(cc.parent)))
+    assert probe.usable
+    assert probe.details[1:] == (f"kernels C by {cc}, because numba cannot be used: {reason}",)
+    without = choose.probe("cpu", environment(PYTHONPATH=paths))
+    assert [reason.text for reason in without.reasons] == [NO_COMPILER]
 
 
 @pytest.mark.parametrize(
@@ -189,20 +202,41 @@ def test_flags_are_those_of_the_kernels_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "code"), [(V2 - {"popcnt"}, "lane/cpu-isa"), (V2, "lane/cpu-isa-v3"), (V3, None)]
+    ("flags", "texts"),
+    [(V2 - {"popcnt"}, ["this host is below x86-64-v2; the CPU lane cannot run here"]), (V2, []), (V3, [])],
 )
 @linux_only
 def test_an_old_processor_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: set[str], code: str | None
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], texts: list[str]
 ) -> None:
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(flags))
-    assert [reason.code for reason in cpu.glance().reasons] == [code][: code is not None]
+    assert [reason.text for reason in cpu.glance(environment()).reasons] == texts
+
+
+@linux_only
+def test_a_processor_without_fused_multiply_add_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(V2))
+    found = cpu.probe(environment())
+    assert found.reasons == ()
+    assert found.details[:2] == (
+        f"x86-64-v2, {os.cpu_count()} processors",
+        "without fused multiply-add, so it is emulated, which is slow",
+    )
+
+
+@linux_only
+def test_neither_numba_nor_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cpu, "find_numba", lambda: False)
+    (refused,) = cpu.glance(environment(PATH="")).reasons
+    assert refused.text == NO_COMPILER
+    cc = executable(tmp_path / "bin/cc")
+    assert cpu.glance(environment(PATH=str(cc.parent))).reasons == ()
 
 
 def test_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert cpu.glance().reasons[0].text == (
+    assert cpu.glance(environment()).reasons[0].text == (
         "the CPU lane runs on x86-64 only in this version; this machine is aarch64"
     )
 

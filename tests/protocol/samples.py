@@ -21,9 +21,19 @@ _TURNS: tuple[dict[str, Any], ...] = (
 )
 
 SAMPLES: tuple[m.Message, ...] = (
-    m.Hello((1, 0), "0.1.0", 4321, ("blobs",)),
-    m.Welcome((1, 0), "0.1.0", 1234, ("blobs",)),
-    m.Open("/models/smollm2", {"HOME": "/home/ada", "HF_HUB_OFFLINE": "1"}, "cpu", 4096, "bf16", 2),
+    m.Hello((1, 1), "0.1.0", 4321, ("blobs",)),
+    m.Welcome((1, 1), "0.1.0", 1234, ("blobs",)),
+    m.Open(
+        "/models/smollm2",
+        {"HOME": "/home/ada", "HF_HUB_OFFLINE": "1"},
+        "cpu",
+        4096,
+        "bf16",
+        2,
+        1,
+        "x86-64-v3",
+        "c",
+    ),
     m.Generate(7, _TURNS, None, 2**40),
     m.Blob(3, bytes(range(256))),
     m.Cancel(),
@@ -50,11 +60,11 @@ SAMPLES: tuple[m.Message, ...] = (
         "the prompt has 9 tokens",
         {"tokens": 9, "ctx": 8, "free": 1.5, "model": "demo"},
     ),
-    m.Load("/models/smollm2", "cpu", 2),
+    m.Load("/models/smollm2", "cpu", "x86-64-v3", "numba"),
     m.Attach(9, 3, b"\x00\xff"),
-    m.Begin(9, encode(m.Generate(7, None, ({"type": "text", "text": "Once"},), 8)), 2048, "f32", 2),
+    m.Begin(9, encode(m.Generate(7, None, ({"type": "text", "text": "Once"},), 8)), 2048, "f32", 2, 1),
     m.Abort(9),
-    m.Ready("2 threads, avx2", 8192, True, 269_000_000, 0.75),
+    m.Ready("2 threads, avx2", 8192, True, 269_000_000),
     m.Relay(9, encode(m.Delta("Paris", (12_095,)))),
 )
 

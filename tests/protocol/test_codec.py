@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from caldrix_protocol import messages as m
-from caldrix_protocol.codec import BadFrame, decode, encode, name_of
+from caldrix_protocol.codec import BadFrame, TooNew, decode, encode, name_of
 from tests.protocol.samples import SAMPLES, TABLES, table_of
 
 PART = {"type": "text", "text": "hi"}
@@ -33,6 +33,16 @@ def test_round_trip(message: Any) -> None:
     again = decode(encode(message), table_of(message))
     assert type(again) is type(message)
     assert again == message
+
+
+def test_to_an_older_version_only_what_it_knows_is_said() -> None:
+    plain = {"type": "open", "model": "demo", "environment": {}}
+    assert msgpack.unpackb(encode(m.Open("demo", {}), 0)) == plain
+    assert msgpack.unpackb(encode(m.Open("demo", {}, ctx=64), 0)) == plain | {"ctx": 64}
+    assert encode(m.Ps(), 0) == encode(m.Ps())
+    for change in ({"max_batch": 1}, {"cpu_isa": "x86-64-v3"}, {"cpu_kernels": "c"}):
+        with pytest.raises(TooNew):
+            encode(m.Open("demo", {}, **change), 0)
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=name_of)
@@ -129,6 +139,10 @@ def test_values_of_generate(changes: dict[str, Any], words: str) -> None:
         ({"ctx": 2**31}, "ctx must be"),
         ({"dtype": "f16"}, "dtype must be one of"),
         ({"threads": 4097}, "threads must be"),
+        ({"max_batch": 0}, "max_batch must be an integer from 1 to 8"),
+        ({"max_batch": 9}, "max_batch must be"),
+        ({"cpu_isa": "x86-64"}, "cpu_isa must be one of native, x86-64-v2"),
+        ({"cpu_kernels": "cc"}, "cpu_kernels must be one of auto, numba, c"),
         ({"environment": {"A": 1}}, "environment must be text"),
         (
             {"environment": {f"K{number}": "" for number in range(33)}},

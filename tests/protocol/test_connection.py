@@ -281,6 +281,22 @@ def test_another_major_version_is_refused_with_both_versions_and_the_command(maj
     assert events(ends["client"]) == [answer, CLOSED]
 
 
+def test_a_peer_of_an_older_minor_version_gets_what_it_knows() -> None:
+    client, daemon = c.Connection("client"), c.Connection("daemon")
+    daemon.receive_data(client.send(hello(1)))
+    assert events(daemon) == [hello(1), NEED_DATA]
+    client.receive_data(daemon.send(m.Welcome((PROTOCOL_MAJOR, 0), "0.1.0", 2)))
+    client.next_event()
+    with pytest.raises(Refused) as caught:
+        client.send(m.Open("demo", {}, max_batch=1))
+    assert caught.value.text == (
+        f"caldrixd speaks protocol {PROTOCOL_MAJOR}.0 and this client {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}; "
+        "run `caldrix stop --daemon` and try again"
+    )
+    sent = client.send(m.Open("demo", {}, threads=2))
+    assert sent == frame(encode(m.Open("demo", {}, threads=2), 0))
+
+
 CONVERSATION: tuple[tuple[c.Role, m.Message], ...] = (
     ("client", BY_NAME["hello"]),
     ("daemon", BY_NAME["welcome"]),

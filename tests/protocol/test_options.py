@@ -9,7 +9,10 @@ import pytest
 from caldrix_protocol import messages as m
 from caldrix_protocol.options import (
     BACKENDS,
+    BATCHES,
     DTYPES,
+    ISAS,
+    KERNELS,
     OPTIONS,
     Option,
     check_together,
@@ -49,6 +52,11 @@ def refusal(flag: str, text: str | None = None, command: str = "run") -> Refused
         ("--threads", "1", 1),
         ("--threads", "256", 256),
         ("--dtype", "bf16", "bf16"),
+        ("--max-batch", "1", 1),
+        ("--max-batch", "8", 8),
+        ("--cpu-isa", "x86-64-v2", "x86-64-v2"),
+        ("--cpu-isa", "native", "native"),
+        ("--cpu-kernels", "numba", "numba"),
         ("--backend", "metal", "metal"),
         ("--raw", None, True),
         ("--plain", None, True),
@@ -90,12 +98,21 @@ def test_max_tokens_must_be_a_positive_integer(text: str) -> None:
     ("flag", "text", "code"),
     [("--ctx", text, "run/ctx") for text in [*NO_NUMBERS, "1048577"]]
     + [("--threads", text, "run/threads") for text in [*NO_NUMBERS, "257"]]
-    + [("--dtype", text, "run/dtype") for text in ["", "f16", "F32", "bfloat16"]],
+    + [("--dtype", text, "run/dtype") for text in ["", "f16", "F32", "bfloat16"]]
+    + [("--cpu-isa", text, "run/cpu-isa") for text in ["", "x86-64", "v3", "X86-64-V3", "haswell"]]
+    + [("--cpu-kernels", text, "run/cpu-kernels") for text in ["", "C", "cc", "llvm"]],
 )
 def test_engine_flags_are_refused_with_status_1(flag: str, text: str, code: str) -> None:
     refused = refusal(flag, text)
     assert refused.code == code
     assert f"got {text[:4000]}" in refused.text
+    assert EXIT_STATUS[refused.kind] == 1
+
+
+@pytest.mark.parametrize("text", ["", "0", "2", "16", "01", "1.0", "-1", "8 ", "eight", "٨"])
+def test_max_batch_takes_two_numbers(text: str) -> None:
+    refused = refusal("--max-batch", text)
+    assert refused.text == f"--max-batch {text}: must be 1 or 8 (the batched plan is compiled at B = 8)"
     assert EXIT_STATUS[refused.kind] == 1
 
 
@@ -146,7 +163,7 @@ def test_what_caldrix_itself_refuses_has_status_2(flag: str, text: str | None, w
     assert EXIT_STATUS[refused.kind] == 2
 
 
-@pytest.mark.parametrize("flag", ["--cpu-isa", "--promp", "-x", "--", "-pfoo", "--daemon", "--PROMPT"])
+@pytest.mark.parametrize("flag", ["--cpu", "--promp", "-x", "--", "-pfoo", "--daemon", "--PROMPT"])
 def test_any_other_flag_of_run_is_the_engines(flag: str) -> None:
     refused = refusal(flag)
     assert refused.code == "run/unknown-flag"
@@ -183,19 +200,24 @@ def test_stop_has_one_switch() -> None:
     assert [option.name for option in options_of("stop")] == ["--daemon"]
 
 
+CPU_ONLY = [("--threads", 2), ("--cpu-isa", "native"), ("--cpu-kernels", "auto")]
+
+
 @pytest.mark.parametrize("backend", ["hip", "metal"])
-def test_threads_are_for_the_cpu_lane(backend: str) -> None:
+@pytest.mark.parametrize(("flag", "given"), CPU_ONLY)
+def test_some_flags_are_for_the_cpu_lane(backend: str, flag: str, given: Any) -> None:
     values = defaults("run") | {"backend": backend}
     check_together(values)
     with pytest.raises(Refused) as caught:
-        check_together(values | {"threads": 2})
-    assert caught.value.text == "--threads is only meaningful with --backend cpu"
+        check_together(values | {find("run", flag).key: given})
+    assert caught.value.text == f"{flag} is only meaningful with --backend cpu"
     assert EXIT_STATUS[caught.value.kind] == 1
 
 
 @pytest.mark.parametrize("backend", ["cpu", "auto"])
-def test_threads_go_with_cpu_and_auto(backend: str) -> None:
-    check_together(defaults("run") | {"backend": backend, "threads": 2})
+def test_they_go_with_cpu_and_auto(backend: str) -> None:
+    given = {find("run", flag).key: value for flag, value in CPU_ONLY}
+    check_together(defaults("run") | {"backend": backend} | given)
 
 
 def test_defaults_are_keyed_by_name() -> None:
@@ -203,9 +225,12 @@ def test_defaults_are_keyed_by_name() -> None:
         "prompt": None,
         "system": None,
         "max_tokens": None,
-        "ctx": 2048,
+        "ctx": None,
         "backend": "auto",
         "threads": None,
+        "cpu_isa": None,
+        "cpu_kernels": None,
+        "max_batch": 8,
         "dtype": "f32",
         "raw": False,
         "plain": False,
@@ -219,14 +244,19 @@ def test_defaults_are_keyed_by_name() -> None:
 
 def test_flags_agree_with_the_message_they_travel_in() -> None:
     opened = m.Open("demo", {})
-    assert (opened.backend, opened.ctx, opened.dtype) == tuple(
-        defaults("run")[key] for key in ("backend", "ctx", "dtype")
-    )
+    same = ("backend", "ctx", "dtype", "max_batch")
+    assert [getattr(opened, key) for key in same] == [defaults("run")[key] for key in same]
     checked = m.checks(m.Open)
     for backend in BACKENDS:
         assert checked["backend"](read("--backend", backend)) == backend
     for dtype in DTYPES:
         assert checked["dtype"](read("--dtype", dtype)) == dtype
+    for isa in ISAS:
+        assert checked["cpu_isa"](read("--cpu-isa", isa)) == isa
+    for kernels in KERNELS:
+        assert checked["cpu_kernels"](read("--cpu-kernels", kernels)) == kernels
+    for batch in BATCHES:
+        assert checked["max_batch"](read("--max-batch", str(batch))) == batch
     assert checked["ctx"](read("--ctx", "1048576")) == 1 << 20
     assert checked["threads"](read("--threads", "256")) == 256
 
@@ -251,12 +281,12 @@ def test_records_are_well_formed(option: Option) -> None:
 def test_documentation_has_a_row_for_every_flag_but_the_refused() -> None:
     rows = documentation("run").split("\n")
     assert rows[0] == "| `-p PROMPT`, `--prompt PROMPT` | answer this prompt and exit | chat |"
-    assert "| `--ctx N` | the context length, in tokens | 2048 |" in rows
+    assert "| `--threads N` | threads of the CPU lane | one for each core |" in rows
     assert any(row.startswith("| `--backend auto\\|hip\\|metal\\|cpu` |") for row in rows)
     assert (
         "| `--top-k N` | keep only the N most likely tokens (0 keeps all) (not available yet) | 0 |" in rows
     )
-    assert len(rows) == 19
+    assert len(rows) == 22
     assert documentation("ps") == ""
     assert documentation("caldrixd").startswith("| `--idle-unload SECONDS` |")
 

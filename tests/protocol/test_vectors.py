@@ -70,5 +70,6 @@ def test_samples_leave_no_field_at_its_default(message: Any) -> None:
 
 
 def test_a_released_vector_is_never_written_again() -> None:
+    (newest_form,) = (message for message in SAMPLES if name_of(message) == "open")
     with pytest.raises(FileExistsError):
-        vectors.write(SAMPLES[0])
+        vectors.write(newest_form)

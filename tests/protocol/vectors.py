@@ -1,7 +1,8 @@
 """The golden vectors: `python -m tests.protocol.vectors` writes those that are missing and touches no other.
 
 protocol/vectors/<message>-<major>.<minor>.json holds the values (bytes as {"hex": ...}), .msgpack beside it
-the payload of the frame. <major>.<minor> is the protocol version that gave the message this form.
+the payload of the frame. <major>.<minor> is the protocol version that gave the message this form. Of messages
+between the daemon and its workers, which are always of one version, only the present form is kept.
 """
 
 from __future__ import annotations

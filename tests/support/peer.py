@@ -110,7 +110,7 @@ class Model:
     def __call__(self, talk: Talk, request: Message) -> None:
         if type(request) is Open:
             talk.send(
-                Opened(7, request.model, "cpu", "2 threads", request.ctx, self._template, 1.5),
+                Opened(7, request.model, "cpu", "2 threads", request.ctx or 2048, self._template, 1.5),
                 Done(),
             )
         elif type(request) is Generate:

@@ -24,6 +24,18 @@ INTERPRETER = "caldrix_kernels.step.numba_cpu"
 CPU_INFO = Path("/proc/cpuinfo")
 # A file in the cache: everything has been compiled into it.
 COMPLETE = "complete"
+# The variable that gives a worker its private directory for compiled kernels.
+KERNEL_CACHE = "CALDRIX_KERNEL_CACHE"
+# What numba is told to compile for at a level below the host's: its own look at the processor would add
+# AVX-512 to the CPU's name alone.
+_V2 = "+cx16,+popcnt,+sahf,+sse3,+ssse3,+sse4.1,+sse4.2"
+_V3 = f"{_V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+_TARGETS = {
+    "x86-64-v2": {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": _V2},
+    "x86-64-v3": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": _V3},
+}
+# Processors without F16C convert half floats by a function that LLVM looks for.
+LIBGCC, CONVERSION = "libgcc_s.so.1", "__extendhfsf2"
 
 
 def source_digest(directory: Path, cpu: str) -> str:
@@ -55,12 +67,26 @@ def host_cpu() -> str:
     return "\n".join(sorted(set(kept)))
 
 
-def worker_environment(cache_directory: Path) -> dict[str, str]:
-    """The variables a worker needs before it imports numba. Makes the private cache directory."""
-    digest = source_digest(Path(caldrix_kernels.__file__).parent, host_cpu())
-    directory = cache_directory / "kernels" / digest
+def worker_environment(cache_directory: Path, isa: str = "native") -> dict[str, str]:
+    """The variables a worker needs before it imports numba. Makes the private cache directories.
+
+    `isa` "native" leaves it to numba what this processor is.
+    """
+    target = _TARGETS.get(isa, {})
+    cpu = "\n".join((host_cpu(), *target.values()))
+    kernels = cache_directory / "kernels"
+    directory = kernels / source_digest(Path(caldrix_kernels.__file__).parent, cpu)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return {"NUMBA_CACHE_DIR": str(directory)}
+    return {**target, "NUMBA_CACHE_DIR": str(directory), KERNEL_CACHE: str(kernels)}
+
+
+def supply_conversions() -> None:
+    """Let code for x86-64-v2 find its conversion of half floats. ImportError where no libgcc has it."""
+    binding = import_module("llvmlite.binding")
+    with suppress(RuntimeError):
+        binding.load_library_permanently(LIBGCC)
+    if binding.address_of_symbol(CONVERSION) is None:
+        raise ImportError(f"{LIBGCC} has no {CONVERSION}")
 
 
 def compile_kernels(report: Report) -> Kernels:

@@ -1,4 +1,4 @@
-"""Looks at the processor and at numba for the CPU lane."""
+"""Looks at the processor, at numba and for a C compiler, for the CPU lane."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -16,6 +17,7 @@ from caldrixd.lanes.drivers.finding import Finding
 CPUINFO = Path("/proc/cpuinfo")
 X86_64 = ("x86_64", "amd64")
 BELOW_V2 = "x86-64"
+NO_NUMBA = "No module named 'numba'"
 # What each level of the x86-64 psABI adds, in the kernel's names for the flags.
 _LEVELS: dict[str, frozenset[str]] = {
     "x86-64-v2": frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}),
@@ -44,25 +46,49 @@ def cpu_flags(path: Path = CPUINFO) -> frozenset[str]:
     return frozenset(found[1].split()) if found else frozenset()
 
 
-def glance() -> Finding:
+def find_numba() -> bool:
+    """Whether numba is installed. Whether it works is known only once it compiles."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def find_compiler(environment: Mapping[str, str]) -> str | None:
+    """The path of cc, looked for on the PATH of `environment`."""
+    return shutil.which("cc", path=environment.get("PATH", ""))
+
+
+def glance(environment: Mapping[str, str]) -> Finding:
     """Every reason that can be seen without importing numba."""
     reasons = _machine()
-    if not reasons and importlib.util.find_spec("numba") is None:
-        reasons = (Refused("lane/cpu-numba", reason="No module named 'numba'"),)
+    if not reasons and not find_numba() and find_compiler(environment) is None:
+        reasons = (Refused("lane/cpu-no-compiler"),)
     return Finding(reasons, complete=bool(reasons))
 
 
 def probe(environment: Mapping[str, str]) -> Finding:
-    """As `glance`, and numba is imported for real."""
+    """As `glance`, with numba tried for real; the details say whose kernels would be used, and why."""
     reasons = _machine()
-    details = [sentence("detail/processor", level=isa_level(cpu_flags()), count=os.cpu_count() or 1)]
+    level = isa_level(cpu_flags())
+    details = [sentence("detail/processor", level=level, count=os.cpu_count() or 1)]
+    if level == "x86-64-v2":
+        details.append(sentence("detail/no-fma"))
     try:
-        import numba
-    except Exception as error:
-        failure = Refused("lane/cpu-numba", reason=f"{type(error).__name__}: {error}")
-        return Finding((*reasons, failure), tuple(details))
-    details.append(sentence("detail/numba", version=numba.__version__))
+        details.append(sentence("detail/kernels-numba", version=_try_numba()))
+    except Exception as error:  # numba raises what it likes where it cannot compile
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        compiler = find_compiler(environment)
+        if compiler is None:
+            return Finding((*reasons, Refused("lane/cpu-no-compiler")), tuple(details))
+        details.append(sentence("detail/kernels-c", compiler=compiler, reason=reason))
     return Finding(reasons, tuple(details))
+
+
+def _try_numba() -> str:
+    """The version of a numba that compiles; it raises anything when it does not."""
+    import numba
+
+    assert numba.njit(lambda number: number + 1)(1) == 2
+    version: str = numba.__version__
+    return version
 
 
 def _machine() -> tuple[Refused, ...]:
@@ -70,9 +96,6 @@ def _machine() -> tuple[Refused, ...]:
         return (Refused("lane/cpu-linux"),)
     if platform.machine() not in X86_64:
         return (Refused("lane/cpu-architecture", machine=platform.machine()),)
-    level = isa_level(cpu_flags())
-    if level == BELOW_V2:
+    if isa_level(cpu_flags()) == BELOW_V2:
         return (Refused("lane/cpu-isa"),)
-    if level == "x86-64-v2":
-        return (Refused("lane/cpu-isa-v3"),)
     return ()

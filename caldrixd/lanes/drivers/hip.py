@@ -24,7 +24,7 @@ NO_DEVICE = 100  # hipErrorNoDevice
 PROPERTIES_BYTES = 8192
 
 
-def glance() -> Finding:
+def glance(environment: Mapping[str, str]) -> Finding:
     """What is known without looking: this version has no kernels for the lane."""
     if sys.platform != "linux":
         return Finding((Refused("lane/hip-linux"),), complete=True)
