@@ -115,6 +115,7 @@ def follow_reference(run: CpuProgram, prompt: dict[str, Any], top_tolerance: flo
     stop = prompt["eos_step"]
     steps = len(generated) if stop is None else int(stop) + 1
     last = run.step(Rows([slot] * len(ids), range(len(ids)), ids, [len(ids) - 1]), threads=2)[0]
+    run.commit(slot, len(ids))
     for number in range(steps):
         order = np.argsort(-last, kind="stable")
         assert int(order[0]) == generated[number]
@@ -126,6 +127,7 @@ def follow_reference(run: CpuProgram, prompt: dict[str, Any], top_tolerance: flo
                 assert abs(float(last[int(token)]) - value) < top_tolerance
         position = len(ids) + number
         last = run.step(Rows([slot], [position], [int(order[0])], [0]), threads=2)[0]
+        run.commit(slot, position + 1)
     run.release(slot)
 
 
