@@ -18,7 +18,7 @@ from caldrixd.lanes.cpu import CpuProgram
 from caldrixd.lanes.lane import Rows, StepCancelled
 from caldrixd.plan import oracle
 from caldrixd.plan.plan import Plan, Tensor
-from caldrixd.spec import ModelSpec, Rope
+from caldrixd.spec import DeltaNet, Experts, ModelSpec, Rope
 from tests.support import models
 
 Float32 = npt.NDArray[np.float32]
@@ -30,6 +30,10 @@ def silent(code: str, fields: dict[str, object]) -> None:
 
 def program(plan: Plan, tensors: Mapping[str, Tensor], threads: int = 2) -> CpuProgram:
     return cpu.load(plan, tensors, threads=threads, report=silent)
+
+
+SLIDING = ("full_attention", "sliding_attention")
+MIXED = ("linear_attention", "full_attention", "linear_attention")
 
 
 def awkward_spec(**changes: object) -> ModelSpec:
@@ -145,6 +149,21 @@ def follow_reference(run: CpuProgram, prompt: dict[str, Any], top_tolerance: flo
         ),
         (awkward_spec(heads=8, kv_heads=1, head_dim=80, rope=Rope("linear", 1e4, 80, factor=4.0)), ("BF16",)),
         (awkward_spec(heads=14, kv_heads=14, head_dim=32, rope=Rope("default", 1e4, 32)), ("BF16", "F32")),
+        *((awkward_spec(layer_types=SLIDING, sliding_window=w), ("BF16",)) for w in (1, 3, 63, 64, 150, 151)),
+        (awkward_spec(qk_norm=True, norm_offset=1.0), ("BF16",)),
+        (awkward_spec(attention_gate=True, qkv_bias=False), ("F32",)),
+        (
+            awkward_spec(
+                attention_gate=True, head_dim=48, qkv_bias=False, qk_norm=True, rope=Rope("default", 1e4, 12)
+            ),
+            ("BF16",),
+        ),
+        (awkward_spec(experts=Experts(20, 3, 24, True, (0, 1))), ("BF16",)),
+        (awkward_spec(experts=Experts(5, 5, 17, False, (1,))), ("F16", "F32")),
+        (awkward_spec(experts=Experts(3, 1, 33, False, (0,))), ("BF16",)),
+        (awkward_spec(layer_types=MIXED, delta_net=DeltaNet(4, 2, 6, 32, 48)), ("BF16",)),
+        (awkward_spec(layer_types=MIXED[::-1], delta_net=DeltaNet(2, 1, 1, 16, 64)), ("BF16", "F32")),
+        (awkward_spec(layer_types=MIXED, delta_net=DeltaNet(3, 3, 3, 48, 16)), ("F32",)),
     ],
 )
 def test_awkward_shapes_equal_the_oracle(spec: ModelSpec, dtypes: tuple[str, ...]) -> None:
