@@ -23,10 +23,11 @@ Ops (inputs -> output; weights; params):
     add        (a, b) -> y;       ()
     gather     (x,) -> y;         ()              only the rows whose logits are wanted
     experts    (x, scores) -> y;  (gate 0, up 0, down 0, gate 1, ...)
-                                                  experts, top_k, normalise; softmax of the
-                                                  scores, the top_k largest (the lower id among
-                                                  equals), divided by their sum where `normalise`;
-                                                  y = sum of weight * down(silu_mul(gate x, up x))
+                                                  experts, top_k, normalise; chosen are the top_k
+                                                  highest scores (of equals the lower id); a weight is
+                                                  the softmax over all scores, divided by the sum of
+                                                  the chosen where `normalise`; y = sum, lowest id
+                                                  first, of weight * down(silu_mul(gate x, up x))
     causal_conv (x,) -> y;        (weight,)       taps, state; per channel, weight (channels, 1, taps):
                                                   y[t] = silu(sum_j weight[j] * x[t - taps + 1 + j])
     delta_rule (qkv, a, b) -> y;  (a_log, dt_bias) key_heads, value_heads, key_dim, value_dim, state
@@ -40,7 +41,7 @@ Ops (inputs -> output; weights; params):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -122,8 +123,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as stored: `dtype` is "BF16", "F16" or "F32", `data` its bytes (uint8, read-only view)."""
+    """A tensor as stored: `dtype` is "BF16", "F16" or "F32", `data` its bytes (uint8, read-only view).
+
+    `release` gives back the memory behind `data` where that can be read again, from a mapped file: for who
+    has made a copy.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
+    release: Callable[[], None] = lambda: None

@@ -58,14 +58,15 @@ def full(**text: Any) -> dict[str, Any]:
     }
 
 
-def bad(
-    family: dict[str, Any], field: str, table: dict[Any, str]
-) -> list[tuple[dict[str, Any], str, Any, str]]:
+Bad = tuple[dict[str, Any], str, Any, str]  # family, field, value and the refusal's code
+
+
+def bad(family: dict[str, Any], field: str, table: dict[Any, str]) -> list[Bad]:
     return [(family, field, value, code) for value, code in table.items()]
 
 
-def refusals() -> list[tuple[dict[str, Any], str, Any, str]]:
-    rows: list[tuple[dict[str, Any], str, Any, str]] = []
+def dense_refusals() -> list[Bad]:
+    rows: list[Bad] = []
     for family in WINDOWED:
         rows += bad(family, "sliding_window", BAD_INTEGER)
     for family in (QWEN2, QWEN3, MOE):
@@ -94,6 +95,11 @@ def refusals() -> list[tuple[dict[str, Any], str, Any, str]]:
         (MISTRAL, "layer_types", [FULL] * 3, "config/unsupported"),
         (MOE, "layer_types", [SLIDING] * 3, "config/unsupported"),
     ]
+    return rows
+
+
+def expert_refusals() -> list[Bad]:
+    rows: list[Bad] = []
     for field in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
         rows += [*bad(MOE, field, BAD_INTEGER), *((MOE, field, value, "config/missing") for value in ABSENT)]
     rows += [*bad(MOE, "decoder_sparse_step", BAD_INTEGER), *bad(MOE, "norm_topk_prob", BAD_FLAG)]
@@ -113,14 +119,19 @@ def refusals() -> list[tuple[dict[str, Any], str, Any, str]]:
         (MOE, "mlp_only_layers", [2**63], "config/range"),
         (MOE, "mlp_only_layers", [float("nan")], "config/unreadable"),
     ]
+    return rows
+
+
+def delta_net_refusals() -> list[Bad]:
+    rows: list[Bad] = []
     for field in (
+        "full_attention_interval",
+        "linear_conv_kernel_dim",
         "linear_num_key_heads",
         "linear_num_value_heads",
         "linear_key_head_dim",
         "linear_value_head_dim",
     ):
-        rows += [*bad(QWEN3_5, field, BAD_INTEGER), (QWEN3_5, field, None, "config/missing")]
-    for field in ("linear_conv_kernel_dim", "full_attention_interval"):
         rows += [*bad(QWEN3_5, field, BAD_INTEGER), (QWEN3_5, field, None, "config/missing")]
     rows += bad(QWEN3_5, "partial_rotary_factor", BAD_REAL)
     rows += [
@@ -150,7 +161,11 @@ def show_family(value: Any) -> str:
     )
 
 
-@pytest.mark.parametrize(("family", "field", "value", "code"), refusals(), ids=show_family)
+@pytest.mark.parametrize(
+    ("family", "field", "value", "code"),
+    dense_refusals() + expert_refusals() + delta_net_refusals(),
+    ids=show_family,
+)
 def test_a_bad_field_is_refused_by_name(
     model: ModelDirectory, family: dict[str, Any], field: str, value: Any, code: str
 ) -> None:
