@@ -61,6 +61,8 @@ def read_full_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def _text_spec(fields: Fields, architecture: str) -> ModelSpec:
     refuse_attention_bias(fields)
+    if not fields.flag("attn_output_gate", True):
+        raise fields.unsupported("attn_output_gate")
     fields.integer("head_dim", 2, MAX_HEAD_DIM)  # not to be derived
     spec = decoder_spec(fields, architecture, layer_types=_layer_types(fields), partial_rotary=True)
     return replace(spec, qk_norm=True, attention_gate=True, norm_offset=1.0, delta_net=_delta_net(fields))

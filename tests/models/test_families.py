@@ -134,7 +134,9 @@ def delta_net_refusals() -> list[Bad]:
     ):
         rows += [*bad(QWEN3_5, field, BAD_INTEGER), (QWEN3_5, field, None, "config/missing")]
     rows += bad(QWEN3_5, "partial_rotary_factor", BAD_REAL)
+    rows += bad(QWEN3_5, "attn_output_gate", BAD_FLAG)
     rows += [
+        (QWEN3_5, "attn_output_gate", False, "config/unsupported"),
         (QWEN3_5, "linear_num_value_heads", 3, "config/range"),
         (QWEN3_5, "linear_conv_kernel_dim", 1, "config/range"),
         (QWEN3_5, "partial_rotary_factor", 0.4, "config/range"),  # three of eight columns
