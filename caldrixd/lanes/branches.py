@@ -69,28 +69,19 @@ def gated_rmsnorm(stages: Stages, op: Op) -> None:
     """The end of a delta rule's layer, which is known whole only here."""
     delta = stages.made_by(op.inputs[0], "delta_rule", op)
     conv = stages.made_by(delta.inputs[0], "causal_conv", op)
-    parts = (conv.inputs[0], op.inputs[1], delta.inputs[1], delta.inputs[2])
-    qkv, z, a, b = (stages.linear_behind(buffer, stages.normed, op) for buffer in parts)
     key_heads, value_heads = int(delta.params["key_heads"]), int(delta.params["value_heads"])
     key_dim, value_dim = int(delta.params["key_dim"]), int(delta.params["value_dim"])
     if key_dim % VECTOR or value_dim % VECTOR or op.params["groups"] != value_heads:
         raise stages.refuse(op)
-    channels = 2 * key_heads * key_dim + value_heads * value_dim
-    segments: list[Segment] = []
-    starts = []
-    for linear in (qkv, z, a, b):
-        starts.append(4 * sum(segment.count for segment in segments))
-        segments += padded([Segment(linear.weights[0], 0, stages.shapes[linear.weights[0]][0])])
-    width = sum(segment.count for segment in segments)
-    packing = stages.pack("projections of " + qkv.weights[0], segments, [qkv, z, a, b])
-    target = stages.target(PROJECTED, width)
-    stages.emit(at.LINEAR, stages.source(NORMED), target, packing, {at.EPILOGUE: at.STORE})
+    inputs = (conv.inputs[0], op.inputs[1], delta.inputs[1], delta.inputs[2])
+    _, z_at, a_at, b_at = _project(stages, op, inputs)
     shape = {
         at.KEY_HEADS: key_heads,
         at.VALUE_HEADS: value_heads,
         at.KEY_DIM: key_dim,
         at.VALUE_DIM: value_dim,
     }
+    channels = 2 * key_heads * key_dim + value_heads * value_dim
     stages.emit(
         at.CONV,
         shape,
@@ -102,29 +93,39 @@ def gated_rmsnorm(stages: Stages, op: Op) -> None:
             at.STATE_OFFSET: stages.recurrent_offsets[int(conv.params["state"])],
             at.A_LOG: stages.held(delta.weights[0]),
             at.DT_BIAS: stages.held(delta.weights[1]),
-            at.A_AT: starts[2],
-            at.B_AT: starts[3],
+            at.A_AT: a_at,
+            at.B_AT: b_at,
             at.SCALE: float_bits(key_dim**-0.5),
         },
     )
-    columns = next(columns for columns in DELTA_COLUMNS if value_dim % columns == 0)
     state = {
         at.STATE_OFFSET: stages.recurrent_offsets[int(delta.params["state"])],
-        at.COLUMNS: columns,
+        at.COLUMNS: next(columns for columns in DELTA_COLUMNS if value_dim % columns == 0),
     }
     mixed = stages.target(MIXED, value_heads * value_dim)
     stages.emit(at.DELTA, shape, stages.source(CONVOLVED), mixed, state)
-    stages.emit(
-        at.GATED_NORM,
-        shape,
-        stages.source(MIXED),
-        stages.target(ATTENDED, value_heads * value_dim),
-        {
-            at.GATE: stages.index(PROJECTED),
-            at.GATE_STRIDE: stages.strides[PROJECTED],
-            at.GATE_AT: starts[1],
-            at.WEIGHT: stages.held(op.weights[0]),
-            at.EPSILON: float_bits(op.params["eps"]),
-        },
-    )
+    norm = {
+        at.GATE: stages.index(PROJECTED),
+        at.GATE_STRIDE: stages.strides[PROJECTED],
+        at.GATE_AT: z_at,
+        at.WEIGHT: stages.held(op.weights[0]),
+        at.EPSILON: float_bits(op.params["eps"]),
+    }
+    attended = stages.target(ATTENDED, value_heads * value_dim)
+    stages.emit(at.GATED_NORM, shape, stages.source(MIXED), attended, norm)
     stages.buffers[op.output] = ATTENDED
+
+
+def _project(stages: Stages, op: Op, inputs: tuple[str, ...]) -> list[int]:
+    """One product for the linears behind `inputs`; the byte offset of each in a projected row."""
+    segments: list[Segment] = []
+    starts = []
+    linears = [stages.linear_behind(buffer, stages.normed, op) for buffer in inputs]
+    for linear in linears:
+        starts.append(4 * sum(segment.count for segment in segments))
+        segments += padded([Segment(linear.weights[0], 0, stages.shapes[linear.weights[0]][0])])
+    width = sum(segment.count for segment in segments)
+    packing = stages.pack("projections of " + linears[0].weights[0], segments, linears)
+    target = stages.target(PROJECTED, width)
+    stages.emit(at.LINEAR, stages.source(NORMED), target, packing, {at.EPILOGUE: at.STORE})
+    return starts

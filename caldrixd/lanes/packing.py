@@ -20,8 +20,6 @@ PANELS_A_TASK = 64
 # No tensor has this name.
 ZERO = ""
 
-PackPanels = Callable[[int, int, int, int, int, int, int], None]
-
 
 class Weights:
     """The packed weights of a program: `addresses` and `formats` by name in the address table."""
@@ -77,7 +75,9 @@ def _row_addresses(
     return rows
 
 
-def pack_weights(lowered: Lowered, tensors: Mapping[str, Tensor], pack: PackPanels, threads: int) -> Weights:
+def pack_weights(
+    lowered: Lowered, tensors: Mapping[str, Tensor], pack: Callable[..., None], threads: int
+) -> Weights:
     """Everything the program reads, in one arena of huge pages."""
     formats = {name: _format(packed, tensors) for name, packed in lowered.packed.items()}
     sizes: dict[str, int] = {}
@@ -110,6 +110,7 @@ def pack_weights(lowered: Lowered, tensors: Mapping[str, Tensor], pack: PackPane
     for name in lowered.tables:
         put(name, tensors[name].data.reshape(-1))
         weights.row_bytes[name] = tensors[name].data.size // tensors[name].shape[0]
+        tensors[name].release()
     with ThreadPoolExecutor(threads) as pool:
         for name, packed in lowered.packed.items():
             _pack_one(packed, formats[name], weights.addresses[name], tensors, pack, pool)
@@ -121,7 +122,7 @@ def _pack_one(
     form: int,
     target: int,
     tensors: Mapping[str, Tensor],
-    pack: PackPanels,
+    pack: Callable[..., None],
     pool: ThreadPoolExecutor,
 ) -> None:
     names = {segment.tensor for segment in packed.segments if segment.tensor}
@@ -151,3 +152,5 @@ def _pack_one(
     ]
     for task in tasks:
         task.result()
+    for name in names:
+        tensors[name].release()

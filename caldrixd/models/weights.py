@@ -28,11 +28,24 @@ ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies: a file's mapped bytes and its header entry."""
+    """Where a tensor lies: a file, mapped, where its data section starts, and the header entry."""
 
     file: str
-    data: npt.NDArray[np.uint8]
+    mapped: mmap.mmap
+    start: int
     entry: Entry
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        entry = self.entry
+        return np.frombuffer(self.mapped, np.uint8, entry.end - entry.begin, self.start + entry.begin)
+
+    def release(self) -> None:
+        """Drop the pages that hold nothing but this tensor."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            begin = -(-(self.start + self.entry.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (self.start + self.entry.end) // mmap.PAGESIZE * mmap.PAGESIZE
+            if begin < end:
+                self.mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -43,12 +56,12 @@ class Tensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         place = self._places[name]
-        data = place.data[place.entry.begin : place.entry.end]
+        data = place.data()
         if data.size and data.ctypes.data % ITEM_BYTES.get(place.entry.dtype, 1):
             # The format allows any offset; kernels do not.
             data = data.copy()
             data.flags.writeable = False
-        return Tensor(place.entry.dtype, place.entry.shape, data)
+        return Tensor(place.entry.dtype, place.entry.shape, data, place.release)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -100,9 +113,9 @@ def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_
     """
     places: dict[str, _Place] = {}
     for file in weight_files(directory):
-        entries, data = _open(directory / file)
+        start, entries, mapped = _open(directory / file)
         for tensor, entry in entries.items():
-            for name, place in _matrices(tensor, _Place(file, data, entry), stacked).items():
+            for name, place in _matrices(tensor, _Place(file, mapped, start, entry), stacked).items():
                 if name in places:
                     other = places[name].file
                     raise Refused("weights/duplicate-tensor", name=name, file=other, other=file)
@@ -132,8 +145,8 @@ def _matrices(name: str, place: _Place, stacked: Mapping[str, Sequence[str]]) ->
     }
 
 
-def _open(path: Path) -> tuple[dict[str, Entry], npt.NDArray[np.uint8]]:
-    """The header and the data section of one file, from one descriptor."""
+def _open(path: Path) -> tuple[int, dict[str, Entry], mmap.mmap]:
+    """Where the data section of one file starts, its header, and the whole file, from one descriptor."""
     if not path.name.isascii() or not path.name.isprintable():
         raise Refused("weights/header", file=ascii(path.name)[:200], reason="its name is not plain ASCII")
     try:
@@ -145,4 +158,4 @@ def _open(path: Path) -> tuple[dict[str, Entry], npt.NDArray[np.uint8]]:
         if error.errno == errno.ENOMEM:  # no room to map a file says nothing about the file
             raise MemoryError from None
         raise Refused("weights/header", file=path.name, reason=reason_of(error)) from None
-    return entries, np.frombuffer(mapped, np.uint8)[start:]
+    return start, entries, mapped

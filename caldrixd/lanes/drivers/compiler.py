@@ -98,15 +98,20 @@ def compile_kernels(report: Report) -> Kernels:
 def import_kernels(report: Report) -> None:
     """Import the interpreter: from the cache in half a second, else compiled, with status lines.
 
-    The cache is that of `worker_environment`; what is damaged in it is compiled again. ImportError
-    when numba is missing, Refused "lane/cpu-cache" when there is no room for compiled kernels.
+    The cache is that of `worker_environment`; what is damaged in it is compiled again. A process without one
+    of its own leaves caching to numba. ImportError when numba is missing, Refused "lane/cpu-cache" when
+    there is no room for compiled kernels.
     """
     if INTERPRETER in sys.modules:
         return
     try:
-        cache = Path(import_module("numba").config.CACHE_DIR)
+        directory = import_module("numba").config.CACHE_DIR
     except OSError as error:  # the compiler's library does not load
         raise ImportError(" ".join(str(error).split())) from None
+    if not directory:
+        import_module(INTERPRETER)
+        return
+    cache = Path(directory)
     try:
         try:
             _import_interpreter(cache, report)
