@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+# What make bench measures: demo, and any model directories.
+MODELS ?= demo
 PROMPT := What is the capital of France?
 
 .PHONY: run test test-full test-lowest lint bench clean
@@ -31,7 +33,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python -c "import llama_cpp" 2>/dev/null || { \
 	  echo "caldrix: building llama.cpp to compare with; once, for some minutes" >&2; \
 	  $(INSTALL) ".[bench]" >&2 || echo "caldrix: it cannot be built here: there will be no ratios" >&2; }
-	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.bench $(MODELS:%=--model %)
 
 clean:
 	@rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

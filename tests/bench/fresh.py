@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from caldrixd.lanes import cpu, packing
+from caldrixd.lanes.arena import Arena
 from caldrixd.lanes.drivers.compiler import compile_kernels
 from caldrixd.lanes.lane import Rows
 from caldrixd.lanes.lowering import lower
@@ -29,7 +28,6 @@ from tests.support import models
 CONTEXT = 2048
 CHUNK = 512
 ROUNDS = 5
-PIECE = 16 << 20
 
 Numbers = dict[str, float]
 
@@ -47,8 +45,8 @@ def _ignore(code: str, fields: dict[str, object]) -> None:
 
 def memory(directory: Path, threads: int) -> Numbers:
     """Bytes after a whole context in float32 arithmetic: the process's most, weights, state."""
-    plan, tensors = models.opened(directory)
-    program = cpu.load(plan, tensors, threads=threads, report=_ignore)
+    program = _load(directory, threads)
+    plan = program.plan
     slot = program.allocate(CONTEXT)
     tokens = [token % plan.vocab_size for token in range(CONTEXT)]
     for first in range(0, CONTEXT, CHUNK):
@@ -137,12 +135,12 @@ def _first_step(directory: Path, threads: int) -> None:
 
 
 def _read(files: list[Path]) -> None:
-    """Read files whole, as a copy does, into memory that is there already."""
-    piece = bytearray(PIECE)
+    """Read files whole into new memory of the kind that holds weights."""
     for path in files:
         with open(path, "rb", buffering=0) as file:
-            while file.readinto(piece):
-                pass
+            memory = Arena(path.stat().st_size, huge=True).bytes.data
+            while read := file.readinto(memory):
+                memory = memory[read:]
 
 
 @contextmanager
@@ -171,6 +169,5 @@ def _seconds(work: Callable[[], object]) -> float:
 MEASUREMENTS: dict[str, Callable[[Path, int], Numbers]] = {"memory": memory, "load": load, "second": second}
 
 if __name__ == "__main__":
-    np.seterr(all="ignore")
     name, directory, threads = sys.argv[1:]
     sys.stdout.write(json.dumps(MEASUREMENTS[name](Path(directory), int(threads))))
