@@ -1,0 +1,95 @@
+// Softmax attention over fixed blocks of 64 absolute positions; see attention/numba_cpu.py.
+//
+// A block's keys of a head: [2][head_dim][32 positions] float32; values: [64 positions][value width] float32.
+#include "kernels.h"
+#include "vector.h"
+
+enum { BLOCK_VECTORS = AT_BLOCK / LANES };
+
+#define FOLDED(parts, combine) combine(combine(parts[0], parts[1]), combine(parts[2], parts[3]))
+
+// scores[0:64] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`.
+static void softmax_block(int64_t scores, int64_t low, int64_t high, int64_t max_at)
+{
+    vf parts[BLOCK_VECTORS];
+    UNROLLED for (int i = 0; i < BLOCK_VECTORS; i++)
+    {
+        vf part = v_load(scores + 64 * i);
+        parts[i] = v_keep(low - LANES * i, high - LANES * i, part, -__builtin_inff());
+    }
+    float top = v_largest(FOLDED(parts, v_max));
+    vf top_lanes = v_lanes(top);
+    UNROLLED for (int i = 0; i < BLOCK_VECTORS; i++)
+    {
+        vf power = v_exp(v_sub(parts[i], top_lanes));
+        parts[i] = v_keep(low - LANES * i, high - LANES * i, power, 0.0f);
+        v_store(scores + 64 * i, parts[i]);
+    }
+    store_f32(max_at, top);
+    store_f32(max_at + 4, v_sum(FOLDED(parts, v_add)));
+}
+
+static void merge(int64_t run, int64_t block, int64_t width)
+{
+    int64_t at_max = 4 * width, at_sum = at_max + 4;
+    float run_max = load_f32(run + at_max), block_max = load_f32(block + at_max);
+    float run_sum = load_f32(run + at_sum), block_sum = load_f32(block + at_sum);
+    // The larger of the two keeps its scale: exp(0) is exactly 1.
+    float rise = block_max - run_max;
+    int rises = rise > 0.0f;
+    vf decay = v_exp(v_lanes(rises ? -rise : rise));
+    vf run_scale = rises ? decay : v_lanes(1.0f), block_scale = rises ? v_lanes(1.0f) : decay;
+    vf total = v_fma(v_lanes(block_sum), block_scale, v_mul(v_lanes(run_sum), run_scale));
+    store_f32(run + at_max, run_max > block_max ? run_max : block_max);
+    store_f32(run + at_sum, v_first(total));
+    for (int64_t at = 0; at < 4 * width; at += 64) {
+        vf value = v_mul(v_load(run + at), run_scale);
+        v_store(run + at, v_fma(v_load(block + at), block_scale, value));
+    }
+}
+
+// Merge `count` partials at `block` into those at `run`: {acc[width], max, sum}, `stride` bytes apart.
+void merge_partials(int64_t run, int64_t block, int64_t width, int64_t stride, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) merge(run + i * stride, block + i * stride, width);
+}
+
+// out[0:16 * count] = acc / sum, times sigmoid(gate) unless `gate` is 0, stored as an activation.
+void finish_head(int64_t act, int64_t run, int64_t width, int64_t gate, int64_t out, int64_t count)
+{
+    vf total = v_load_lanes(run + 4 * width + 4);
+    for (int64_t i = 0; i < count; i++) {
+        vf value = v_div(v_load(run + 64 * i), total);
+        if (gate != 0) value = v_mul(value, v_sigmoid(v_load(gate + 64 * i)));
+        store_activation(out + LANES * i * act_bytes(act), value, act);
+    }
+}
+
+// Partials of `rows` neighbouring positions (from `first`) times `group` query heads over one block.
+//
+// queries: float32[rows * group][head_dim]; scores: scratch float32[rows * group][64];
+// out: partials[rows * group]; tile, tile_wide: addresses of linear's float32 tiles. A `window` over 0
+// hides what lies so far back. Rows that see nothing of the block get a sum of zero.
+void attend_block(
+    int64_t tile, int64_t tile_wide, int64_t keys, int64_t values, int64_t head_dim, int64_t value_width,
+    int64_t block, int64_t queries, int64_t query_stride, int64_t rows, int64_t group, int64_t first,
+    int64_t window, int64_t scores, int64_t out)
+{
+    int64_t count = rows * group, start = block * AT_BLOCK;
+    int64_t visible = smaller(AT_BLOCK, first + rows - start);
+    int64_t half = AT_PANEL * head_dim * 4;
+    kernel_8 narrow = (kernel_8)tile, wide = (kernel_8)tile_wide;
+    narrow(count, keys, 128, queries, query_stride, head_dim, scores, 256);
+    if (visible > AT_PANEL)
+        narrow(count, keys + half, 128, queries, query_stride, head_dim, scores + 128, 256);
+    int64_t stride = partial_bytes(value_width), maxima = out + value_width * 4;
+    // The row r of the run sees columns back + r <= column < ahead + r of the block.
+    int64_t ahead = first + 1 - start, back = window > 0 ? ahead - window : -(1 << 30);
+    for (int64_t i = 0; i < count; i++)
+        softmax_block(scores + i * 256, back + i / group, ahead + i / group, maxima + i * stride);
+    int64_t column = 0;
+    for (; column + 2 * AT_PANEL <= value_width; column += 2 * AT_PANEL)
+        wide(count, values + column * 4, value_width * 4, scores, 256, visible, out + column * 4, stride);
+    if (column < value_width)
+        narrow(count, values + column * 4, value_width * 4, scores, 256, visible, out + column * 4, stride);
+}

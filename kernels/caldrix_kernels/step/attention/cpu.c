@@ -1,0 +1,204 @@
+// Heads to where attention reads them, and attention over blocks, whole or split over threads.
+#include "stages.h"
+
+// Address of the op's part of the state of row m's sequence in a block.
+static int64_t state_of(int64_t step, int64_t row, int64_t m, int64_t block)
+{
+    int64_t state = entry(step, AT_SLOT_TABLE, entry(step, AT_SLOTS, m));
+    return state + block * word(step, AT_STATE_BLOCK) + word(row, AT_STATE_OFFSET);
+}
+
+static int64_t value_width_of(int64_t row) { return round_up(word(row, AT_HEAD_DIM), AT_PANEL); }
+
+static int64_t group_of(int64_t row) { return word(row, AT_Q_HEADS) / word(row, AT_KV_HEADS); }
+
+// Norm, where the op has gains, and rope of one query or key head.
+static void turn_head(int64_t step, int64_t row, int64_t head, int64_t position, int64_t source)
+{
+    int64_t head_dim = word(row, AT_HEAD_DIM), rotary_dim = word(row, AT_ROTARY_DIM);
+    int64_t gain = word(row, head < word(row, AT_Q_HEADS) ? AT_Q_GAIN : AT_K_GAIN);
+    if (gain != 0) {
+        kernel_7 norm = (kernel_7)kernel_at(step, AT_NORM_ROW);
+        norm(
+            AT_ACT_F32, source, address_at(step, gain), source, round_up(head_dim, 16), head_dim,
+            word(row, AT_EPSILON));
+    }
+    int64_t table = address_at(step, word(row, AT_ROPE_TABLE)) + position * rotary_dim * 4;
+    ((kernel_3)kernel_at(step, AT_ROTATE))(source, table, rotary_dim);
+}
+
+// Send row m of a finished q, k or v head where attention reads it: q roped and scaled, k roped.
+static void place_head(int64_t step, int64_t row, int64_t head, int64_t m, int64_t source)
+{
+    int64_t q_heads = word(row, AT_Q_HEADS), kv_heads = word(row, AT_KV_HEADS);
+    int64_t head_dim = word(row, AT_HEAD_DIM), position = entry(step, AT_POSITIONS, m);
+    if (head < q_heads + kv_heads) turn_head(step, row, head, position, source);
+    if (head < q_heads) {
+        int64_t group = group_of(row);
+        int64_t vectors = ((head / group) * word(step, AT_MAX_ROWS) + m) * group + head % group;
+        int64_t out = address_at(step, word(row, AT_TARGET)) + vectors * word(row, AT_TARGET_STRIDE);
+        scale_into(source, word(row, AT_SCALE), out, (head_dim + 15) >> 4);
+        return;
+    }
+    int64_t state = state_of(step, row, m, position / AT_BLOCK), place = position % AT_BLOCK;
+    if (head < q_heads + kv_heads) {
+        int64_t out = state + (head - q_heads) * AT_BLOCK * head_dim * 4;
+        out += place / AT_PANEL * (AT_PANEL * 4) * head_dim + place % AT_PANEL * 4;
+        for (int64_t i = 0; i < head_dim; i++) store_f32(out + i * AT_PANEL * 4, load_f32(source + 4 * i));
+        return;
+    }
+    int64_t values = state + kv_heads * AT_BLOCK * head_dim * 4, width = value_width_of(row);
+    int64_t out = values + ((head - q_heads - kv_heads) * AT_BLOCK + place) * width * 4;
+    memcpy((void *)out, (const void *)source, 4 * (size_t)width);
+}
+
+// The q, k and v projections: an item is a whole head, so that rope finds both halves.
+int64_t heads_stage(int64_t step, int64_t thread, int64_t base, int64_t row)
+{
+    int64_t rows = row_count(step, row), item;
+    if (rows == 0) return base;
+    int64_t heads = word(row, AT_ITEMS), end = base + heads * row_blocks(rows);
+    matrix by = matrix_of(step, thread, row, rows);
+    int64_t share = share_of(step, rows), scratch = scratch_of(step, thread);
+    int64_t panels = value_width_of(row) / AT_PANEL, head_bytes = panels * TILE_ROW;
+    while ((item = claim(step, base, end, 1, share)) >= 0) {
+        int64_t size = claim_size(item, end, 1, share);
+        for (int64_t unit = item - base; unit < item - base + size; unit++) {
+            int64_t part = unit / heads, head = unit % heads;
+            int64_t last = smaller(rows, (part + 1) * AT_ROW_BLOCK);
+            for (int64_t m = part * AT_ROW_BLOCK; m < last; m += AT_TILE_ROWS) {
+                int64_t count = smaller(AT_TILE_ROWS, last - m);
+                for (int64_t slice = 0; slice < panels; slice++) {
+                    int64_t panel = head * panels + slice, w = by.weight + panel * by.panel_bytes;
+                    multiply(&by, w, panel, m, count, scratch + slice * TILE_ROW, head_bytes);
+                }
+                for (int64_t i = 0; i < count; i++) place_head(step, row, head, m + i, scratch + i * head_bytes);
+            }
+        }
+        finish(step, end, size);
+    }
+    wait_finished(step, end);
+    return end;
+}
+
+// Write the group's finished heads of row m, gated if need be, into the attended row.
+//
+// `spare`: a head of scratch.
+static void finish_row(int64_t step, int64_t row, int64_t m, int64_t kv_head, int64_t partials, int64_t spare)
+{
+    int64_t head_dim = word(row, AT_HEAD_DIM), group = group_of(row), width = value_width_of(row);
+    int64_t act = word(step, AT_ACT), size = act == AT_ACT_BF16 ? 2 : 4, gates = 0;
+    kernel_6 finish_one = (kernel_6)kernel_at(step, AT_FINISH_HEAD);
+    int64_t out = address_at(step, word(row, AT_TARGET)) + m * word(row, AT_TARGET_STRIDE);
+    if (word(row, AT_GATE) != 0) gates = address_at(step, word(row, AT_GATE)) + m * word(row, AT_GATE_STRIDE);
+    for (int64_t i = 0; i < group; i++) {
+        int64_t head = kv_head * group + i, target = out + head * head_dim * size;
+        int64_t gate = gates != 0 ? gates + head * head_dim * 4 : 0;
+        int64_t source = partials + i * partial_bytes(width);
+        if (head_dim % 16 == 0) {
+            finish_one(act, source, width, gate, target, head_dim >> 4);
+            continue;
+        }
+        // A whole vector would reach into the next head, which another thread may be writing.
+        finish_one(act, source, width, gate, spare, (head_dim + 15) >> 4);
+        memcpy((void *)target, (const void *)spare, (size_t)(head_dim * size));
+    }
+}
+
+// Partials of `count` rows from row m (position `first`) over one block.
+static void attend(
+    int64_t step, int64_t row, int64_t m, int64_t kv_head, int64_t block, int64_t count, int64_t first,
+    int64_t scores, int64_t out)
+{
+    int64_t head_dim = word(row, AT_HEAD_DIM), group = group_of(row), width = value_width_of(row);
+    int64_t state = state_of(step, row, m, block);
+    int64_t keys = state + kv_head * AT_BLOCK * head_dim * 4;
+    int64_t values = state + (word(row, AT_KV_HEADS) * head_dim + kv_head * width) * AT_BLOCK * 4;
+    int64_t stride = word(row, AT_SOURCE_STRIDE), queries = address_at(step, word(row, AT_SOURCE));
+    queries += (kv_head * word(step, AT_MAX_ROWS) + m) * group * stride;
+    ((kernel_15)kernel_at(step, AT_ATTEND_BLOCK))(
+        kernel_at(step, AT_TILE_F32), kernel_at(step, AT_TILE_F32_WIDE), keys, values, head_dim, width, block,
+        queries, stride, count, group, first, word(row, AT_WINDOW), scores, out);
+}
+
+// The first block that the row at a position sees.
+static int64_t first_block(int64_t row, int64_t position)
+{
+    int64_t window = word(row, AT_WINDOW);
+    return window > 0 ? larger(0, position - window + 1) / AT_BLOCK : 0;
+}
+
+// Few rows: an item is one block of one row and key/value head; the last to finish merges in order.
+int64_t attention_split(int64_t step, int64_t thread, int64_t base, int64_t row)
+{
+    int64_t kv_heads = word(row, AT_KV_HEADS), group = group_of(row), width = value_width_of(row);
+    int64_t stride = partial_bytes(width), item;
+    int64_t blocks = word(step, AT_BLOCKS), lines = word(step, AT_RUNS) * kv_heads;
+    int64_t end = base + blocks * lines, scores = scratch_of(step, thread);
+    kernel_5 merge = (kernel_5)kernel_at(step, AT_MERGE_PARTIALS);
+    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
+        int64_t block = (item - base) / lines, line = (item - base) % lines;
+        int64_t kv_head = line % kv_heads, m = entry(step, AT_RUN_ROWS, line / kv_heads);
+        int64_t first = entry(step, AT_POSITIONS, m);
+        int64_t begin = first_block(row, first), own_end = first / AT_BLOCK + 1;
+        if (begin <= block && block < own_end) {
+            int64_t partials = word(step, AT_PARTS) + line * blocks * group * stride;
+            attend(step, row, m, kv_head, block, 1, first, scores, partials + block * group * stride);
+            int64_t counter = word(step, AT_PART_COUNTS) + 8 * line;
+            if (atomic_add(counter, 1) == own_end - begin - 1) {
+                atomic_store(counter, 0);
+                partials += begin * group * stride;
+                for (int64_t other = 1; other < own_end - begin; other++)
+                    merge(partials, partials + other * group * stride, width, stride, group);
+                finish_row(step, row, m, kv_head, partials, scores);
+            }
+        }
+        finish(step, end, 1);
+    }
+    wait_finished(step, end);
+    return end;
+}
+
+// Merge a block's partials of a run of `count` rows, at `fresh`, into those at `merged`.
+static void merge_run(
+    int64_t step, int64_t row, int64_t block, int64_t first, int64_t count, int64_t fresh, int64_t merged)
+{
+    int64_t width = value_width_of(row), window = word(row, AT_WINDOW), group = group_of(row);
+    int64_t stride = partial_bytes(width);
+    // Rows before the block, at the start of a run, have no part in it; for those at its end it
+    // may be the first block in their window.
+    int64_t skipped = larger(0, block * AT_BLOCK - first), fresh_from = count;
+    if (window > 0) fresh_from = larger(skipped, smaller(count, block * AT_BLOCK + window - 1 - first));
+    int64_t begin = skipped * group * stride, end = fresh_from * group * stride;
+    kernel_5 merge = (kernel_5)kernel_at(step, AT_MERGE_PARTIALS);
+    if (fresh_from > skipped)
+        merge(merged + begin, fresh + begin, width, stride, (fresh_from - skipped) * group);
+    if (count > fresh_from)
+        memcpy((void *)(merged + end), (const void *)(fresh + end), (size_t)((count - fresh_from) * group * stride));
+}
+
+// Many rows: an item is one run of rows and one key/value head, over all its blocks.
+int64_t attention_whole(int64_t step, int64_t thread, int64_t base, int64_t row)
+{
+    int64_t kv_heads = word(row, AT_KV_HEADS), group = group_of(row), item;
+    int64_t stride = partial_bytes(value_width_of(row)), vectors = larger(AT_RUN_QUERIES, group);
+    int64_t runs = word(step, AT_RUNS), end = base + runs * kv_heads;
+    int64_t scores = scratch_of(step, thread), fresh = scores + vectors * AT_BLOCK * 4;
+    int64_t merged = fresh + vectors * stride;
+    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
+        // The longest runs, at the end of a prompt, go first.
+        int64_t kv_head = (item - base) % kv_heads, run = runs - 1 - (item - base) / kv_heads;
+        int64_t m = entry(step, AT_RUN_ROWS, run), count = entry(step, AT_RUN_LENGTHS, run);
+        int64_t first = entry(step, AT_POSITIONS, m), begin = first_block(row, first);
+        attend(step, row, m, kv_head, begin, count, first, scores, merged);
+        for (int64_t block = begin + 1; block < (first + count - 1) / AT_BLOCK + 1; block++) {
+            attend(step, row, m, kv_head, block, count, first, scores, fresh);
+            merge_run(step, row, block, first, count, fresh, merged);
+        }
+        for (int64_t i = 0; i < count; i++)
+            finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores);
+        finish(step, end, 1);
+    }
+    wait_finished(step, end);
+    return end;
+}

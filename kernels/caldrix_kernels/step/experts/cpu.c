@@ -1,0 +1,116 @@
+// Routing of rows to experts through the route tables of step.layout.
+//
+// An expert's rows stand together, in row order, so that its weights are read once; what the experts made of
+// a row is added in ascending order of experts, so that neighbours never change a sum.
+#include "stages.h"
+
+enum { IDS, PLACES, SOURCES, WEIGHTS };
+
+// Address of a route table.
+static int64_t table_at(int64_t step, int64_t row, int64_t number)
+{
+    return address_at(step, word(row, AT_ROUTES)) + 8 * (AT_ROUTE_TABLES + number * places_of(step, row));
+}
+
+// Count the pairs of each expert, cut its places into groups and leave its first place at its cursor.
+static void cut_groups(int64_t step, int64_t row, int64_t count, int64_t cursors)
+{
+    int64_t ids = table_at(step, row, IDS), routes = address_at(step, word(row, AT_ROUTES));
+    int64_t experts = word(row, AT_EXPERTS), start = 0, groups = 0;
+    memset((void *)cursors, 0, 8 * (size_t)experts);
+    for (int64_t pair = 0; pair < count; pair++) {
+        int64_t cursor = cursors + 8 * word(ids, pair);
+        store_i64(cursor, load_i64(cursor) + 1);
+    }
+    for (int64_t expert = 0; expert < experts; expert++) {
+        int64_t own = word(cursors, expert);
+        store_i64(cursors + 8 * expert, start);
+        for (int64_t first = 0; first < own; first += AT_ROW_BLOCK) {
+            int64_t group = group_at(step, row, routes, groups++);
+            store_i64(group, expert);
+            store_i64(group + 8, start + first);
+            store_i64(group + 16, smaller(AT_ROW_BLOCK, own - first));
+        }
+        start += own;
+    }
+    store_i64(routes + 8 * AT_GROUPS, groups);
+}
+
+// Give each of `count` (row, expert) pairs its place, and cut the places of an expert into groups.
+static void sort_rows(int64_t step, int64_t row, int64_t count)
+{
+    int64_t ids = table_at(step, row, IDS), places = table_at(step, row, PLACES);
+    int64_t sources = table_at(step, row, SOURCES), routes = address_at(step, word(row, AT_ROUTES));
+    int64_t most = word(row, AT_EXPERTS) + places_of(step, row) / AT_ROW_BLOCK + 1;
+    int64_t cursors = group_at(step, row, routes, most), top_k = word(row, AT_TOP_K);
+    cut_groups(step, row, count, cursors);
+    for (int64_t pair = 0; pair < count; pair++) {
+        int64_t cursor = cursors + 8 * word(ids, pair), place = load_i64(cursor);
+        store_i64(cursor, place + 1);
+        store_i64(places + 8 * pair, place);
+        store_i64(sources + 8 * place, pair / top_k);
+    }
+}
+
+// An item picks the experts of one row; who finishes the last row sorts them all.
+int64_t route_stage(int64_t step, int64_t base, int64_t row)
+{
+    int64_t rows = row_count(step, row), item;
+    if (rows == 0) return base;
+    int64_t end = base + rows, top_k = word(row, AT_TOP_K);
+    int64_t ids = table_at(step, row, IDS), weights = table_at(step, row, WEIGHTS);
+    int64_t routed = address_at(step, word(row, AT_ROUTES)) + 8 * AT_ROUTED;
+    kernel_6 route = (kernel_6)kernel_at(step, AT_ROUTE_ROW);
+    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
+        int64_t m = item - base;
+        int64_t scores = address_at(step, word(row, AT_SOURCE)) + m * word(row, AT_SOURCE_STRIDE);
+        route(
+            scores, word(row, AT_EXPERTS), top_k, word(row, AT_NORMALISE), ids + 8 * m * top_k,
+            weights + 4 * m * top_k);
+        if (atomic_add(routed, 1) == rows - 1) {
+            atomic_store(routed, 0);
+            sort_rows(step, row, rows * top_k);
+        }
+        finish(step, end, 1);
+    }
+    wait_finished(step, end);
+    return end;
+}
+
+// Copy rows, in whatever form they are, to the places where their experts read them.
+int64_t dispatch_stage(int64_t step, int64_t thread, int64_t base, int64_t row)
+{
+    int64_t rows = row_count(step, row), item;
+    if (rows == 0) return base;
+    int64_t end = base + rows * word(row, AT_TOP_K), sources = table_at(step, row, SOURCES);
+    int64_t x = source_of(step, thread, row, rows), stride = word(row, AT_SOURCE_STRIDE);
+    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
+        int64_t place = item - base, source = x + word(sources, place) * stride;
+        int64_t target = address_at(step, word(row, AT_TARGET)) + place * word(row, AT_TARGET_STRIDE);
+        memcpy((void *)target, (const void *)source, (size_t)stride);
+        finish(step, end, 1);
+    }
+    wait_finished(step, end);
+    return end;
+}
+
+// Add what its experts made of a row to the residual.
+int64_t combine_stage(int64_t step, int64_t base, int64_t row)
+{
+    int64_t rows = row_count(step, row), item;
+    if (rows == 0) return base;
+    int64_t end = base + rows, top_k = word(row, AT_TOP_K);
+    int64_t places = table_at(step, row, PLACES), weights = table_at(step, row, WEIGHTS);
+    int64_t parts = address_at(step, word(row, AT_PARTS_OF));
+    kernel_7 combine = (kernel_7)kernel_at(step, AT_COMBINE_ROW);
+    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
+        int64_t m = item - base, first = m * top_k;
+        int64_t out = address_at(step, word(row, AT_TARGET)) + m * word(row, AT_TARGET_STRIDE);
+        combine(
+            out, word(row, AT_COLUMNS), parts, word(row, AT_PARTS_STRIDE), places + 8 * first, weights + 4 * first,
+            top_k);
+        finish(step, end, 1);
+    }
+    wait_finished(step, end);
+    return end;
+}

@@ -1,0 +1,259 @@
+"""The kernels in C: numba's bits at every level of x86-64, and a library that is loaded only whole."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caldrix_protocol.refusals import Refused
+from caldrixd.lanes.cpu import CpuProgram
+from caldrixd.lanes.drivers import c_compiler
+from caldrixd.lanes.drivers.c_compiler import c_kernels
+from caldrixd.lanes.drivers.compiler import compile_kernels
+from caldrixd.lanes.drivers.cpu import cpu_flags, isa_level
+from caldrixd.lanes.kernels import Kernels
+from caldrixd.lanes.lane import Rows
+from caldrixd.lanes.lowering import lower
+from tests.support import kernel_cases, models
+
+LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if level <= isa_level(cpu_flags())]
+ENVIRONMENT = dict(os.environ)
+
+
+def silent(code: str, fields: dict[str, object]) -> None:
+    """Takes status lines and drops them."""
+
+
+@pytest.fixture(scope="module")
+def numba() -> Kernels:
+    return compile_kernels(silent)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="module", params=[*LEVELS, "native"])
+def in_c(request: pytest.FixtureRequest, cache: Path) -> Kernels:
+    return c_kernels(request.param, cache, ENVIRONMENT, silent)
+
+
+# --- every kernel -------------------------------------------------------------------------------------
+
+
+def test_both_tables_are_whole(numba: Kernels, in_c: Kernels) -> None:
+    assert len(in_c.table) == len(numba.table)
+    assert np.all(in_c.table != 0)
+
+
+@pytest.mark.parametrize("name", kernel_cases.CASES)
+def test_numba_bits(numba: Kernels, in_c: Kernels, name: str) -> None:
+    if name == "tile_dot" and not (numba.bf16_dot and in_c.bf16_dot):
+        return  # that instruction rounds in a way of its own, where it exists
+    expected, got = (kernel_cases.run(kernels, name) for kernels in (numba, in_c))
+    assert len(got) == len(expected) > 0
+    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
+        assert one.tobytes() == other.tobytes(), number
+
+
+# --- whole steps --------------------------------------------------------------------------------------
+
+
+def steps(kernels: Kernels, name: str, dtype: str) -> list[bytes]:
+    """Logits of a prompt in chunks on one to three threads, then of two sequences in one step."""
+    plan, tensors = models.opened(models.tiny(name))
+    run = CpuProgram(lower(plan), plan, tensors, kernels, 2)
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, plan.vocab_size, 100)]
+    results = []
+
+    def step(slots: list[int], positions: range | list[int], tokens: list[int], threads: int) -> None:
+        rows = Rows(slots, positions, tokens, range(len(tokens)))
+        results.append(np.array(run.step(rows, threads=threads, dtype=dtype)).tobytes())
+        for slot, last in dict(zip(slots, positions, strict=True)).items():
+            run.commit(slot, last + 1)
+
+    for chunk, threads, count in ((100, 2, 100), (7, 3, 100), (1, 1, 12)):
+        slot = run.allocate(128)
+        for start in range(0, count, chunk):
+            part = ids[start : start + chunk]
+            step([slot] * len(part), range(start, start + len(part)), part, threads)
+        run.release(slot)
+    first, second = run.allocate(128), run.allocate(128)
+    step([first] * 40, range(40), ids[:40], 2)
+    step([first, *[second] * 20], [40, *range(20)], [ids[40], *ids[:20]], 2)
+    step([first, second], [41, 20], ids[:2], 2)
+    run.close()
+    return results
+
+
+@pytest.fixture(scope="module")
+def numba_steps(numba: Kernels) -> Callable[[str, str], list[bytes]]:
+    return functools.cache(lambda name, dtype: steps(numba, name, dtype))
+
+
+@pytest.mark.parametrize("name", models.TINY)
+def test_whole_steps_give_numba_bits(
+    numba: Kernels, in_c: Kernels, numba_steps: Callable[[str, str], list[bytes]], name: str
+) -> None:
+    assert steps(in_c, name, "f32") == numba_steps(name, "f32")
+    if in_c.bf16_dot == numba.bf16_dot:
+        assert steps(in_c, name, "bf16") == numba_steps(name, "bf16")
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
+def test_rounded_activations_do_not_depend_on_the_level(cache: Path, name: str) -> None:
+    """`--dtype bf16` where no level has the dot product instruction."""
+    runs = [c_kernels(level, cache, ENVIRONMENT, silent) for level in LEVELS]
+    assert not any(kernels.bf16_dot for kernels in runs)
+    results = [steps(kernels, name, "bf16") for kernels in runs]
+    assert all(result == results[0] for result in results)
+
+
+# --- the library --------------------------------------------------------------------------------------
+
+
+# Compiles at once, and has what the loader looks for.
+SMALL = """
+#include <stdint.h>
+#include "layout.h"
+#include "small.h"
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED const int64_t kernel_count = 1, has_bf16_dot = AT_PANEL - 32;
+EXPORTED void publish_and_run(void) {}
+EXPORTED void pool_thread(void) {}
+EXPORTED void pack_panels(void) {}
+EXPORTED void (*const kernel_table[])(void) = {pack_panels};
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of sources, small ones."""
+    sources = tmp_path / "sources"
+    for name, text in (("op/cpu.c", SMALL), ("include/small.h", "#pragma once\n")):
+        (sources / name).parent.mkdir(parents=True)
+        (sources / name).write_text(text, "ascii")
+    monkeypatch.setattr(c_compiler, "SOURCES", sources)
+    return sources
+
+
+class Lines:
+    """Collects the codes of status lines."""
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def __call__(self, code: str, fields: dict[str, object]) -> None:
+        self.codes.append(code)
+
+
+def compiled(cache: Path, environment: Mapping[str, str] = ENVIRONMENT) -> list[str]:
+    """The status lines of getting the kernels."""
+    lines = Lines()
+    c_kernels("x86-64-v2", cache, environment, lines)
+    return lines.codes
+
+
+def refused(cache: Path, environment: Mapping[str, str] = ENVIRONMENT) -> Refused:
+    with pytest.raises(Refused) as caught:
+        compiled(cache, environment)
+    return caught.value
+
+
+def pretend_cc(directory: Path, script: str) -> dict[str, str]:
+    """An environment whose cc answers --version and else runs `script`."""
+    directory.mkdir()
+    cc = directory / "cc"
+    cc.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n{script}\n', "ascii")
+    cc.chmod(0o755)
+    return {**ENVIRONMENT, "PATH": f"{directory}{os.pathsep}{ENVIRONMENT['PATH']}"}
+
+
+FRESH = ["status/compiling", "status/compiled"]
+
+
+def test_a_library_is_compiled_once_and_again_when_it_is_damaged(small: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert compiled(cache) == FRESH
+    assert compiled(cache) == []
+    (library,) = cache.rglob("*.so")
+    whole = library.read_bytes()
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+    for damaged in (b"", whole[:4096], whole[:-1], whole[:5000] + b"\xff" + whole[5001:], whole + b"\0"):
+        library.unlink()
+        library.write_bytes(damaged)
+        assert compiled(cache) == FRESH
+    assert compiled(cache) == []
+    assert [path.name for path in library.parent.iterdir()] == [library.name]
+
+
+def test_a_change_of_a_source_is_seen(small: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert compiled(cache) == FRESH
+    for source in small.rglob("*.[ch]"):
+        source.write_text(source.read_text("ascii") + "\n", "ascii")
+        assert compiled(cache) == FRESH
+        assert compiled(cache) == []
+
+
+def test_a_level_has_a_library_of_its_own(small: Path, tmp_path: Path) -> None:
+    lines = Lines()
+    for level in (*LEVELS, "native"):
+        c_kernels(level, tmp_path / "cache", ENVIRONMENT, lines)
+    assert lines.codes == FRESH * (len(LEVELS) + 1)
+
+
+def test_an_interrupted_compilation_leaves_no_library(small: Path, tmp_path: Path) -> None:
+    script = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; kill -9 $PPID'
+    environment = pretend_cc(tmp_path / "bin", script)
+    code = (
+        "import os, sys; from pathlib import Path; from caldrixd.lanes.drivers.c_compiler import c_kernels;"
+        "c_kernels('x86-64-v2', Path(sys.argv[1]), dict(os.environ), lambda code, fields: None)"
+    )
+    paths = os.pathsep.join(str(models.DATA.parents[1] / part) for part in ("protocol", "kernels", "."))
+    cache = tmp_path / "cache"
+    done = subprocess.run([sys.executable, "-c", code, str(cache)], env={**environment, "PYTHONPATH": paths})
+    assert done.returncode == -signal.SIGKILL
+    assert [path.read_text() for path in cache.rglob("build-*/*.so")] == ["half\n"]
+    assert list((cache / "c").glob("*.so")) == []
+    assert compiled(cache) == FRESH
+
+
+def test_refusals(small: Path, tmp_path: Path) -> None:
+    assert refused(tmp_path, {"PATH": str(tmp_path)}).code == "lane/cpu-no-compiler"
+    script = "echo 'In file x:' >&2; echo 'x.c:3: error: no such thing' >&2; exit 1"
+    failing = pretend_cc(tmp_path / "bin", script)
+    failed = refused(tmp_path / "cache", failing)
+    assert (failed.code, failed.fields["reason"]) == ("lane/cpu-compiler", "x.c:3: error: no such thing")
+    assert list((tmp_path / "cache").rglob("*.so")) == []
+    (tmp_path / "file").write_text("")
+    assert refused(tmp_path / "file").code == "lane/cpu-cache"
+
+
+def test_a_directory_that_others_can_write_is_not_loaded_from(small: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert compiled(cache) == FRESH
+    (cache / "c").chmod(0o770)
+    assert refused(cache).code == "lane/cpu-cache-open"
+    (cache / "c").chmod(0o700)
+    assert compiled(cache) == []
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "c").symlink_to(cache / "c")
+    assert refused(tmp_path / "linked").code == "lane/cpu-cache-open"
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "native"])
+def test_no_warnings(tmp_path: Path, level: str) -> None:
+    flags = (*c_compiler.FLAGS, f"-march={level}", "-Wall", "-Wextra", "-Werror")
+    c_compiler.build("cc", flags, ENVIRONMENT, tmp_path / "kernels.so")
+    c_compiler.load(tmp_path / "kernels.so")
