@@ -23,7 +23,7 @@ from caldrix_protocol.messages import (
     Relay,
 )
 from caldrix_protocol.refusals import Refused
-from caldrixd.engine.engine import Engine
+from caldrixd.engine.engine import Engine, Request
 from caldrixd.models import gate
 from caldrixd.text import template, tokenizer
 from caldrixd.text.detokenize import Detokenizer
@@ -75,6 +75,16 @@ def test_a_reply_cancelled_in_the_engine_ends_there(model: Model) -> None:
     (done,) = reply.advance(event)
     assert (done.finish_reason, done.ids, done.prompt_ids) == ("cancelled", (), tuple(PROMPT["prompt_ids"]))
     assert not model.engine.busy
+
+
+def test_the_settings_of_a_handle_reach_the_engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[Request] = []
+    monkeypatch.setattr(model.engine, "submit", submitted.append)
+    reply = Reply(begin(1)._replace(ctx=128, dtype="bf16", threads=3, max_batch=1), [])
+    reply.build_prompt(model)
+    reply.submit(model)
+    (request,) = submitted
+    assert (request.ctx, request.dtype, request.threads, request.max_batch) == (128, "bf16", 3, 1)
 
 
 class Parent:

@@ -24,6 +24,7 @@ from caldrix_protocol.messages import (
     Refusal,
     Status,
 )
+from caldrixd.lanes.cpu import MAX_ROWS
 from tests.daemon.conftest import LONG_CTX
 from tests.support.daemon import SECONDS, Daemon, Home, ask_raw, raw, running_daemon, text_of
 from tests.support.models import TINY, reference, tiny
@@ -81,7 +82,7 @@ def test_a_conversation_is_stateless_and_repeats_itself(shared: Daemon) -> None:
         again = caller.ask(Generate(handle, turns=turns, max_tokens=12))[-1]
         once_more = caller.ask(Generate(handle, turns=longer, max_tokens=12))[-1]
     assert again.ids == first[-1].ids
-    assert again.timings.cached_tokens > 0
+    assert min(second.timings.cached_tokens, once_more.timings.cached_tokens) > 0
     assert once_more.ids == second.ids
     assert once_more.prompt_ids == second.prompt_ids
 
@@ -109,7 +110,10 @@ def test_a_long_prompt_tells_how_far_it_is(shared: Daemon) -> None:
     assert {(event.what, event.total, event.unit) for event in told} == {
         ("prompt", done.timings.prompt_tokens, "tokens")
     }
-    assert [event.done for event in told] == list(range(128, done.timings.prompt_tokens, 128))
+    tokens = [event.done for event in told]
+    assert tokens == sorted(set(tokens))
+    assert 0 < tokens[0] <= MAX_ROWS
+    assert done.timings.prompt_tokens - MAX_ROWS <= tokens[-1] < done.timings.prompt_tokens
 
 
 def test_text_in_blobs_is_the_same_text(shared: Daemon) -> None:
