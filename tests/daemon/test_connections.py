@@ -11,6 +11,7 @@ from contextlib import suppress
 from random import Random
 
 import msgpack
+import numba
 import pytest
 
 from caldrix_protocol.codec import encode
@@ -30,6 +31,7 @@ from caldrix_protocol.messages import (
     Stop,
     Welcome,
 )
+from caldrixd.lanes.drivers.cpu import cpu_flags, isa_level
 from tests.support.daemon import Caller, Daemon, Home, raw, running_daemon
 from tests.support.models import tiny
 
@@ -198,7 +200,8 @@ def test_doctor_tells_every_lane(shared: Daemon) -> None:
     assert not hip.usable
     assert hip.reasons
     assert (cpu.usable, cpu.reasons) == (True, ())
-    assert cpu.details
+    level, kernels = isa_level(cpu_flags()), f"kernels numba {numba.__version__}, which compiles here"
+    assert (cpu.details[0], cpu.details[-1]) == (f"{level}, {os.cpu_count()} processors", kernels)
 
 
 def test_unknown_models_and_handles(caller: Caller) -> None:

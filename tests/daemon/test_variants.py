@@ -1,4 +1,4 @@
-"""`--cpu-isa`, `--cpu-kernels` and `--ctx` through a real daemon: which worker answers, and what is refused."""
+"""`--cpu-isa`, `--cpu-kernels`, `--ctx` through a real daemon: which worker answers, and what is refused."""
 
 from __future__ import annotations
 
