@@ -15,14 +15,11 @@ import numpy as np
 import pytest
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.lanes.cpu import CpuProgram
 from caldrixd.lanes.drivers import c_compiler
 from caldrixd.lanes.drivers.c_compiler import c_kernels
 from caldrixd.lanes.drivers.compiler import compile_kernels
 from caldrixd.lanes.drivers.cpu import cpu_flags, isa_level
 from caldrixd.lanes.kernels import Kernels
-from caldrixd.lanes.lane import Rows
-from caldrixd.lanes.lowering import lower
 from tests.support import kernel_cases, models
 
 LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if level <= isa_level(cpu_flags())]
@@ -39,13 +36,22 @@ def numba() -> Kernels:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kernels]:
+    """The kernels of a level, compiled without a warning."""
+
+    @functools.cache
+    def build(level: str) -> Kernels:
+        library = tmp_path_factory.mktemp(level) / "kernels.so"
+        flags = (*c_compiler.FLAGS, f"-march={level}", "-Wall", "-Wextra", "-Werror")
+        c_compiler.build("cc", flags, ENVIRONMENT, library)
+        return c_compiler.load(library)
+
+    return build
 
 
-@pytest.fixture(scope="module", params=[*LEVELS, "native"])
-def in_c(request: pytest.FixtureRequest, cache: Path) -> Kernels:
-    return c_kernels(request.param, cache, ENVIRONMENT, silent)
+@pytest.fixture(params=[*LEVELS, "native"])
+def in_c(request: pytest.FixtureRequest, built: Callable[[str], Kernels]) -> Kernels:
+    return built(request.param)
 
 
 # --- every kernel -------------------------------------------------------------------------------------
@@ -69,53 +75,25 @@ def test_numba_bits(numba: Kernels, in_c: Kernels, name: str) -> None:
 # --- whole steps --------------------------------------------------------------------------------------
 
 
-def steps(kernels: Kernels, name: str, dtype: str) -> list[bytes]:
-    """Logits of a prompt in chunks on one to three threads, then of two sequences in one step."""
-    plan, tensors = models.opened(models.tiny(name))
-    run = CpuProgram(lower(plan), plan, tensors, kernels, 2)
-    ids = [int(i) for i in np.random.default_rng(1).integers(0, plan.vocab_size, 100)]
-    results = []
-
-    def step(slots: list[int], positions: range | list[int], tokens: list[int], threads: int) -> None:
-        rows = Rows(slots, positions, tokens, range(len(tokens)))
-        results.append(np.array(run.step(rows, threads=threads, dtype=dtype)).tobytes())
-        for slot, last in dict(zip(slots, positions, strict=True)).items():
-            run.commit(slot, last + 1)
-
-    for chunk, threads, count in ((100, 2, 100), (7, 3, 100), (1, 1, 12)):
-        slot = run.allocate(128)
-        for start in range(0, count, chunk):
-            part = ids[start : start + chunk]
-            step([slot] * len(part), range(start, start + len(part)), part, threads)
-        run.release(slot)
-    first, second = run.allocate(128), run.allocate(128)
-    step([first] * 40, range(40), ids[:40], 2)
-    step([first, *[second] * 20], [40, *range(20)], [ids[40], *ids[:20]], 2)
-    step([first, second], [41, 20], ids[:2], 2)
-    run.close()
-    return results
-
-
 @pytest.fixture(scope="module")
 def numba_steps(numba: Kernels) -> Callable[[str, str], list[bytes]]:
-    return functools.cache(lambda name, dtype: steps(numba, name, dtype))
+    return functools.cache(lambda name, dtype: kernel_cases.steps(numba, name, dtype))
 
 
 @pytest.mark.parametrize("name", models.TINY)
 def test_whole_steps_give_numba_bits(
     numba: Kernels, in_c: Kernels, numba_steps: Callable[[str, str], list[bytes]], name: str
 ) -> None:
-    assert steps(in_c, name, "f32") == numba_steps(name, "f32")
+    assert kernel_cases.steps(in_c, name, "f32") == numba_steps(name, "f32")
     if in_c.bf16_dot == numba.bf16_dot:
-        assert steps(in_c, name, "bf16") == numba_steps(name, "bf16")
+        assert kernel_cases.steps(in_c, name, "bf16") == numba_steps(name, "bf16")
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
-def test_rounded_activations_do_not_depend_on_the_level(cache: Path, name: str) -> None:
+def test_rounded_activations_do_not_depend_on_the_level(built: Callable[[str], Kernels], name: str) -> None:
     """`--dtype bf16` where no level has the dot product instruction."""
-    runs = [c_kernels(level, cache, ENVIRONMENT, silent) for level in LEVELS]
-    assert not any(kernels.bf16_dot for kernels in runs)
-    results = [steps(kernels, name, "bf16") for kernels in runs]
+    assert not any(built(level).bf16_dot for level in LEVELS)
+    results = [kernel_cases.steps(built(level), name, "bf16") for level in LEVELS]
     assert all(result == results[0] for result in results)
 
 
@@ -250,10 +228,3 @@ def test_a_directory_that_others_can_write_is_not_loaded_from(small: Path, tmp_p
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "c").symlink_to(cache / "c")
     assert refused(tmp_path / "linked").code == "lane/cpu-cache-open"
-
-
-@pytest.mark.parametrize("level", [*LEVELS, "native"])
-def test_no_warnings(tmp_path: Path, level: str) -> None:
-    flags = (*c_compiler.FLAGS, f"-march={level}", "-Wall", "-Wextra", "-Werror")
-    c_compiler.build("cc", flags, ENVIRONMENT, tmp_path / "kernels.so")
-    c_compiler.load(tmp_path / "kernels.so")

@@ -1,4 +1,4 @@
-"""Every kernel of the table on awkward shapes and numbers, for whoever compares or watches two compilers.
+"""Every kernel of the table on awkward shapes and numbers, and whole steps, for whoever compares compilers.
 
 Memory comes from malloc, at 64-byte addresses and to the byte as large as the kernels are told, so that a
 process with the address sanitizer sees a kernel that reaches out of it.
@@ -16,7 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from caldrix_kernels.step import layout as at
+from caldrixd.lanes.cpu import CpuProgram
 from caldrixd.lanes.kernels import Kernels
+from caldrixd.lanes.lane import Rows
+from caldrixd.lanes.lowering import lower
+from tests.support import models
 
 Array = npt.NDArray[Any]
 Case = Callable[["Bench"], Iterator[Array]]
@@ -321,3 +325,30 @@ CASES: dict[str, Case] = {
     "delta_head": _delta_head,
     "gated_norm_head": _gated_norm_head,
 }
+
+
+def steps(kernels: Kernels, name: str, dtype: str) -> list[bytes]:
+    """Logits of a prompt in chunks on one to three threads, then of two sequences in one step."""
+    plan, tensors = models.opened(models.tiny(name))
+    run = CpuProgram(lower(plan), plan, tensors, kernels, 2)
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, plan.vocab_size, 100)]
+    results = []
+
+    def step(slots: list[int], positions: range | list[int], tokens: list[int], threads: int) -> None:
+        rows = Rows(slots, positions, tokens, range(len(tokens)))
+        results.append(np.array(run.step(rows, threads=threads, dtype=dtype)).tobytes())
+        for slot, last in dict(zip(slots, positions, strict=True)).items():
+            run.commit(slot, last + 1)
+
+    for chunk, threads, count in ((100, 2, 100), (7, 3, 100), (1, 1, 12)):
+        slot = run.allocate(128)
+        for start in range(0, count, chunk):
+            part = ids[start : start + chunk]
+            step([slot] * len(part), range(start, start + len(part)), part, threads)
+        run.release(slot)
+    first, second = run.allocate(128), run.allocate(128)
+    step([first] * 40, range(40), ids[:40], 2)
+    step([first, *[second] * 20], [40, *range(20)], [ids[40], *ids[:20]], 2)
+    step([first, second], [41, 20], ids[:2], 2)
+    run.close()
+    return results
