@@ -36,7 +36,7 @@ def execute(context: Context) -> int:
 def _row(model: Loaded) -> tuple[str, ...]:
     return (
         safe(model.model).replace("\n", "\\n"),
-        model.lane,
+        f"{model.lane} {model.variant}".rstrip(),
         model.state,
         str(model.pid),
         f"{model.size / 1e6:.0f} MB",

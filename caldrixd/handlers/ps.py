@@ -6,7 +6,10 @@ import time
 
 from caldrix_protocol.messages import Done, Loaded, Message, Ps
 from caldrixd.handlers.context import Client, Services
+from caldrixd.lanes.lane import Variant
 from caldrixd.worker.process import ENDED, LOADING, Worker
+
+USUAL = (Variant().isa, Variant().kernels)
 
 
 async def handle(request: Ps, client: Client, services: Services) -> Message:
@@ -26,4 +29,5 @@ def _loaded(worker: Worker) -> Loaded:
         size=worker.size,
         leases=worker.leases,
         idle_seconds=max(0.0, time.monotonic() - worker.idle_since) if idle else 0.0,
+        variant=" ".join(part for part in (worker.key.isa, worker.key.kernels) if part not in USUAL),
     )

@@ -196,7 +196,7 @@ class Delta(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """One loaded model, for `ps`."""
+    """One loaded model, for `ps`. `variant` names the lane's code where it is not the usual one."""
 
     model: Annotated[str, _PATH]
     lane: Annotated[str, _NAME]
@@ -205,6 +205,7 @@ class Loaded(NamedTuple):
     size: Annotated[int, _COUNT]
     leases: Annotated[int, _COUNT]
     idle_seconds: Annotated[float, _SECONDS]
+    variant: Annotated[str, _NAME] = ""
 
 
 class Lane(NamedTuple):
@@ -320,6 +321,20 @@ class Relay(NamedTuple):
     event: Annotated[bytes, binary(MAX_BLOB)]
 
 
+# --- between the daemon and a fetcher -----------------------------------------------------------
+
+
+class Planned(NamedTuple):
+    """All but the weights of a model is in `directory`; the fetcher waits to be told to go on.
+
+    `weight_bytes` are those of all its weight files, `missing_bytes` what is still to come of them.
+    """
+
+    directory: Annotated[str, _PATH]
+    weight_bytes: Annotated[int, _COUNT]
+    missing_bytes: Annotated[int, _COUNT]
+
+
 Message = Any  # one of the named tuples of this module
 
 
@@ -369,4 +384,12 @@ FROM_WORKER: dict[str, type[Any]] = {
     "ready": Ready,
     "refused": Refusal,
     "relay": Relay,
+}
+FROM_FETCHER: dict[str, type[Any]] = {
+    "status": Status,
+    "notice": Notice,
+    "progress": Progress,
+    "planned": Planned,
+    "done": Done,
+    "refused": Refusal,
 }

@@ -23,15 +23,15 @@ def sending(*messages: Message) -> Script:
 def test_ps_is_a_table(home: Home) -> None:
     loaded = (
         Loaded("/models/a\x1b", "cpu", "idle", 12, 1_500_000, 1, 61.4),
-        Loaded("demo", "cpu", "answering", 345, 269_000_000, 20, 0.0),
+        Loaded("demo", "cpu", "answering", 345, 269_000_000, 20, 0.0, "x86-64-v3"),
     )
     with Peer(home.address, sending(*loaded, Done())):
         result = home.caldrix("ps")
     assert result == (
         0,
-        "MODEL          LANE  STATE      PID  SIZE    CLIENTS  IDLE\n"
-        "/models/a\\x1b  cpu   idle       12   2 MB    1        61 s\n"
-        "demo           cpu   answering  345  269 MB  20       0 s\n",
+        "MODEL          LANE           STATE      PID  SIZE    CLIENTS  IDLE\n"
+        "/models/a\\x1b  cpu            idle       12   2 MB    1        61 s\n"
+        "demo           cpu x86-64-v3  answering  345  269 MB  20       0 s\n",
         "",
     )
 

@@ -33,18 +33,19 @@ def answer(caller: Caller, handle: int) -> Done:
 @above_v3
 def test_each_level_is_a_worker_and_all_say_the_same(daemon: Daemon) -> None:
     with daemon.caller() as caller:
-        opened = [caller.open(LLAMA, cpu_isa=isa) for isa in ("native", "x86-64-v4", "x86-64-v3")]
-        assert len({loaded.pid for loaded in daemon.loaded()}) == 2
-        answers = [answer(caller, each.handle) for each in opened]
-        assert [done.ids for done in answers] == [tuple(PROMPT["generated_ids"])[:24]] * 3
-    assert "kernels numba," in opened[0].settings
-    assert "kernels numba x86-64-v3," in opened[2].settings
+        levels = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2")
+        opened = [caller.open(LLAMA, cpu_isa=isa) for isa in levels]
+        assert [loaded.variant for loaded in daemon.loaded()] == ["", "x86-64-v3", "x86-64-v2"]
+        answers = [answer(caller, each.handle).ids for each in opened]
+        assert answers == [tuple(PROMPT["generated_ids"])[:24]] * 4
+    for each, kernels in zip(opened, ("numba", "numba", "numba x86-64-v3", "numba x86-64-v2"), strict=True):
+        assert f"kernels {kernels}," in each.settings
 
 
 def test_kernels_in_c_are_another_worker_and_say_the_same(daemon: Daemon) -> None:
     with daemon.caller() as caller:
         opened = [caller.open(LLAMA, cpu_kernels=kernels) for kernels in ("auto", "c")]
-        assert len({loaded.pid for loaded in daemon.loaded()}) == 2
+        assert [loaded.variant for loaded in daemon.loaded()] == ["", "c"]
         assert len({answer(caller, each.handle).ids for each in opened}) == 1
     assert "kernels C," in opened[1].settings
 

@@ -45,7 +45,7 @@ SAMPLES: tuple[m.Message, ...] = (
     m.Progress("demo.gguf", 1 << 33, 1 << 34, "bytes"),
     m.Opened(7, "demo", "cpu", "2 threads, avx2", 2048, True, 0.75),
     m.Delta("é🗼\n", (0, 127, 49151, 2**31 - 1)),
-    m.Loaded("/models/smollm2", "cpu", "busy", 5678, 269_000_000, 2, 0.0),
+    m.Loaded("/models/smollm2", "cpu", "busy", 5678, 269_000_000, 2, 0.0, "x86-64-v3"),
     m.Lane("cpu", True, ("a reason",), ("x86-64-v3",), True, True),
     m.Done(
         "stop",
