@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from caldrixd.engine.engine import Engine, Request
-from tests.bench.engine import DECODED, LONG_PREFILL, WARM
+from tests.bench.engine import DECODED, LONG_PREFILL, LONGEST_DECODE, WARM
 from tests.bench.figures import Figure, Measure, figure, interleaved
 from tests.bench.llama_cpp import LlamaCpp
 from tests.bench.loaded import CLIENT_CONTEXT, MOST_CLIENTS, Loaded
@@ -64,10 +64,14 @@ def _peer(peer: LlamaCpp, tokens: Sequence[int], count: int, threads: int) -> Me
         for number in range(count):
             peer.feed_rows([number] * WARM, range(WARM), _prompt(tokens, number))
         sequences = range(count)
-        started = time.perf_counter()
-        for position in range(WARM, WARM + DECODED):
+        started = now = time.perf_counter()
+        for done in range(1, DECODED + 1):
+            position = WARM + done - 1
             peer.feed_rows(sequences, [position] * count, tokens[position : position + count])
-        return count * DECODED / (time.perf_counter() - started)
+            now = time.perf_counter()
+            if now - started > LONGEST_DECODE:
+                break
+        return count * done / (now - started)
 
     return measure
 

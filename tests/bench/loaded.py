@@ -30,7 +30,7 @@ CLIENT_CONTEXT = 256
 TOKENS = 2000
 CHECKED_PROMPTS = 4
 DTYPES = ("f32", "bf16")
-# A peer's model may lie next to an interpreter's package of the same name: absent means not installed.
+# The packages each peer needs.
 REQUIREMENTS = {LLAMA_CPP: ("llama_cpp", "gguf"), TRANSFORMERS: ("torch", "transformers")}
 
 Speed = Callable[[Contestant], float]
@@ -69,7 +69,10 @@ class Loaded:
 
     @cached_property
     def program(self) -> cpu.CpuProgram:
-        return self.load(Variant())
+        # "auto" would quietly take C where numba fails.
+        program = self.load(Variant(kernels="numba"))
+        say(f"{self.name}: {program.settings}")
+        return program
 
     def load(self, variant: Variant) -> cpu.CpuProgram:
         """The model with some compiled code, closed with this object."""
