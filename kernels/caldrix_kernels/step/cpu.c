@@ -1,26 +1,58 @@
 // The SPMD interpreter: every thread runs `run_step` over the same program, a table of fused stages.
-// The stages are beside it, each in the file that follows its numba_cpu.py function by function.
+// What an item of a stage is stands beside it, in the files that follow their numba_cpu.py.
 #include "stages.h"
 
-static int64_t run_stage(int64_t step, int64_t thread, int64_t base, int64_t row)
+enum { ONE_BY_ONE = 1 << 30 };
+
+static int64_t wanted_items(int64_t step, int64_t row)
 {
-    switch (word(row, AT_OP)) {
-    case AT_LINEAR: return linear_stage(step, thread, base, row);
-    case AT_HEADS: return heads_stage(step, thread, base, row);
-    case AT_NORM: return norm_stage(step, thread, base, row);
-    case AT_ATTENTION:
-        if (word(step, AT_SPLIT) == 1) return attention_split(step, thread, base, row);
-        return attention_whole(step, thread, base, row);
-    case AT_GATHER: return gather_stage(step, base, row);
-    case AT_ROUTE: return route_stage(step, base, row);
-    case AT_DISPATCH: return dispatch_stage(step, thread, base, row);
-    case AT_COMBINE: return combine_stage(step, base, row);
-    case AT_CONV: return conv_stage(step, base, row);
-    case AT_DELTA: return delta_stage(step, base, row);
-    case AT_GATED_NORM: return gated_norm_stage(step, base, row);
-    case AT_EMBED: return embed_stage(step, base, row);
-    default: return base;
+    (void)row;
+    return word(step, AT_WANTED);
+}
+
+static int64_t dispatch_items(int64_t step, int64_t row) { return row_count(step, row) * word(row, AT_TOP_K); }
+
+typedef struct {
+    int64_t (*items)(int64_t step, int64_t row);
+    void (*run_item)(int64_t step, int64_t thread, int64_t row, int64_t item);
+} stage;
+
+static const stage stages[] = {
+    [AT_EMBED] = {row_count, embed_item},
+    [AT_NORM] = {row_count, norm_item},
+    [AT_LINEAR] = {linear_items, linear_item},
+    [AT_HEADS] = {head_items, head_item},
+    [AT_ATTENTION] = {attention_items, attention_item},
+    [AT_GATHER] = {wanted_items, gather_item},
+    [AT_ROUTE] = {row_count, route_item},
+    [AT_DISPATCH] = {dispatch_items, dispatch_item},
+    [AT_COMBINE] = {row_count, combine_item},
+    [AT_CONV] = {row_count, conv_item},
+    [AT_DELTA] = {delta_items, delta_item},
+    [AT_GATED_NORM] = {row_count, gated_norm_item},
+};
+
+// Products of few rows: a claim takes a 1/(2 threads) part of what is left, else one item.
+static int64_t share_of(int64_t step, int64_t row, int64_t code)
+{
+    int few = row_count(step, row) <= AT_SMALL_ROWS;
+    return few && (code == AT_LINEAR || code == AT_HEADS) ? 2 * word(step, AT_THREADS) : ONE_BY_ONE;
+}
+
+// Take items until there are none, then wait for those of others; the number after the last item.
+static int64_t run_stage(int64_t step, int64_t thread, int64_t row, int64_t code, int64_t base)
+{
+    const stage *of = &stages[code];
+    int64_t end = base + of->items(step, row), least = code == AT_NORM ? MAX_CLAIM : 1, item;
+    int64_t share = share_of(step, row, code);
+    while ((item = claim(step, base, end, least, share)) >= 0) {
+        int64_t size = claim_size(item, end, least, share);
+        for (int64_t unit = item - base; unit < item - base + size; unit++)
+            of->run_item(step, thread, row, unit);
+        finish(step, end, size);
     }
+    wait_finished(step, end);
+    return end;
 }
 
 // Run ops [begin, end); leaves the number after the last item in the block's BASE.
@@ -28,7 +60,12 @@ void run_step(int64_t step, int64_t thread)
 {
     int64_t base = word(step, AT_BASE), stopped = word(step, AT_CONTROL) + AT_STOPPED, ticket = base + 1;
     for (int64_t op = word(step, AT_BEGIN); op < word(step, AT_END); op++) {
-        base = run_stage(step, thread, base, word(step, AT_PROGRAM) + op * AT_ROW_WORDS * 8);
+        int64_t row = word(step, AT_PROGRAM) + op * AT_ROW_WORDS * 8, code = word(row, AT_OP);
+        if (code == AT_NORM && row_count(step, row) <= AT_SMALL_ROWS) {
+            norm_alone(step, thread, row);
+            continue;
+        }
+        base = run_stage(step, thread, row, code, base);
         if (atomic_load(stopped) == ticket) {
             // A slow thread may see this one stage early: the stage that ends the step is the named one.
             base = atomic_load(stopped + 8);

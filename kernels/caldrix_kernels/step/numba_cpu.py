@@ -9,7 +9,7 @@ from caldrix_kernels.causal_conv.numba_cpu import conv_row, conv_state
 from caldrix_kernels.delta_rule.numba_cpu import delta_head, gates_row, normalise_head
 from caldrix_kernels.experts.numba_cpu import combine_row, route_row
 from caldrix_kernels.gated_rmsnorm.numba_cpu import gated_norm_head
-from caldrix_kernels.intrinsics.jit import kernel
+from caldrix_kernels.intrinsics.jit import kernel, routine
 from caldrix_kernels.intrinsics.memory import atomic_load, store_i64
 from caldrix_kernels.linear.numba_cpu import (
     HAS_BF16_DOT,
@@ -22,13 +22,112 @@ from caldrix_kernels.linear.numba_cpu import (
 from caldrix_kernels.packing.numba_cpu import pack_panels
 from caldrix_kernels.rmsnorm.numba_cpu import norm_row
 from caldrix_kernels.rope.numba_cpu import rotate
-from caldrix_kernels.schedule.numba_cpu import pool_thread, publish_and_run, wait_finished, word
+from caldrix_kernels.schedule.numba_cpu import (
+    MAX_CLAIM,
+    address,
+    claim,
+    claim_size,
+    finish,
+    pool_thread,
+    publish_and_run,
+    wait_finished,
+    word,
+)
 from caldrix_kernels.silu_mul.numba_cpu import silu_mul_tile
 from caldrix_kernels.step import layout as at
-from caldrix_kernels.step.attention.numba_cpu import attention_split, attention_whole, heads_stage
-from caldrix_kernels.step.delta.numba_cpu import conv_stage, delta_stage, gated_norm_stage
-from caldrix_kernels.step.dense.numba_cpu import embed_stage, gather_stage, linear_stage, norm_stage
-from caldrix_kernels.step.experts.numba_cpu import combine_stage, dispatch_stage, route_stage
+from caldrix_kernels.step.attention.numba_cpu import attention_item, attention_items, head_items, head_run
+from caldrix_kernels.step.delta.numba_cpu import conv_item, delta_item, delta_items, gated_norm_item
+from caldrix_kernels.step.dense.numba_cpu import (
+    embed_item,
+    gather_item,
+    linear_items,
+    linear_run,
+    norm_alone,
+    norm_item,
+    row_count,
+)
+from caldrix_kernels.step.experts.numba_cpu import combine_item, dispatch_item, route_item
+from caldrix_kernels.step.layout import SMALL_ROWS
+
+ONE_BY_ONE = 1 << 30
+
+
+@routine("int64(int64, int64, int64)")
+def item_count(step, row, code):
+    """The items of a stage: known from the step and the program alone, so that no thread can differ."""
+    if code == at.LINEAR:
+        return linear_items(step, row)
+    if code == at.HEADS:
+        return head_items(step, row)
+    if code == at.ATTENTION:
+        return attention_items(step, row)
+    if code == at.DELTA:
+        return delta_items(step, row)
+    if code == at.GATHER:
+        return word(step, at.WANTED)
+    if code == at.DISPATCH:
+        return row_count(step, row) * word(row, at.TOP_K)
+    return row_count(step, row)
+
+
+@routine("void(int64, int64, int64, int64, int64)")
+def run_item(step, thread, row, code, item):
+    if code == at.ATTENTION:
+        attention_item(step, thread, row, item)
+    elif code == at.NORM:
+        norm_item(step, row, item, address(step, at.NORMED))
+    elif code == at.EMBED:
+        embed_item(step, row, item)
+    elif code == at.GATHER:
+        gather_item(step, row, item)
+    elif code == at.ROUTE:
+        route_item(step, row, item)
+    elif code == at.DISPATCH:
+        dispatch_item(step, thread, row, item)
+    elif code == at.COMBINE:
+        combine_item(step, row, item)
+    elif code == at.CONV:
+        conv_item(step, row, item)
+    elif code == at.DELTA:
+        delta_item(step, row, item)
+    elif code == at.GATED_NORM:
+        gated_norm_item(step, row, item)
+
+
+@routine("void(int64, int64, int64, int64, int64, int64)")
+def run_items(step, thread, row, code, first, end):
+    """Items first..end-1 of a stage."""
+    if code == at.LINEAR:
+        linear_run(step, thread, row, first, end)
+    elif code == at.HEADS:
+        head_run(step, thread, row, first, end)
+    else:
+        for item in range(first, end):
+            run_item(step, thread, row, code, item)
+
+
+@routine("int64(int64, int64, int64)")
+def share_of(step, row, code):
+    """Products of few rows: a claim takes a 1/(2 threads) part of what is left, else one item."""
+    few = row_count(step, row) <= SMALL_ROWS
+    return 2 * word(step, at.THREADS) if few and code in (at.LINEAR, at.HEADS) else ONE_BY_ONE
+
+
+@routine("int64(int64, int64, int64, int64, int64)")
+def run_stage(step, thread, row, code, base):
+    """Take items until there are none, then wait for those of others; the number after the last item."""
+    end = base + item_count(step, row, code)
+    least = MAX_CLAIM if code == at.NORM else 1
+    share = share_of(step, row, code)
+    while True:
+        item = claim(step, base, end, least, share)
+        if item < 0:
+            break
+        size = claim_size(item, end, least, share)
+        run_items(step, thread, row, code, item - base, item - base + size)
+        finish(step, end, size)
+    wait_finished(step, end)
+    return end
 
 
 @kernel(2)
@@ -40,33 +139,10 @@ def run_step(step, thread):
     for op in range(word(step, at.BEGIN), word(step, at.END)):
         row = word(step, at.PROGRAM) + op * at.ROW_WORDS * 8
         code = word(row, at.OP)
-        if code == at.LINEAR:
-            base = linear_stage(step, thread, base, row)
-        elif code == at.HEADS:
-            base = heads_stage(step, thread, base, row)
-        elif code == at.NORM:
-            base = norm_stage(step, thread, base, row)
-        elif code == at.ATTENTION:
-            if word(step, at.SPLIT) == 1:
-                base = attention_split(step, thread, base, row)
-            else:
-                base = attention_whole(step, thread, base, row)
-        elif code == at.GATHER:
-            base = gather_stage(step, base, row)
-        elif code == at.ROUTE:
-            base = route_stage(step, base, row)
-        elif code == at.DISPATCH:
-            base = dispatch_stage(step, thread, base, row)
-        elif code == at.COMBINE:
-            base = combine_stage(step, base, row)
-        elif code == at.CONV:
-            base = conv_stage(step, base, row)
-        elif code == at.DELTA:
-            base = delta_stage(step, base, row)
-        elif code == at.GATED_NORM:
-            base = gated_norm_stage(step, base, row)
-        elif code == at.EMBED:
-            base = embed_stage(step, base, row)
+        if code == at.NORM and row_count(step, row) <= SMALL_ROWS:
+            norm_alone(step, thread, row)
+            continue
+        base = run_stage(step, thread, row, code, base)
         if atomic_load(stopped) == ticket:
             # A slow thread may see this one stage early: the stage that ends the step is the named one.
             base = atomic_load(stopped + 8)

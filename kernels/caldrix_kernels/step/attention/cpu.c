@@ -1,4 +1,4 @@
-// Heads to where attention reads them, and attention over blocks, whole or split over threads.
+// Items of attention: heads to where it reads them, then blocks of one row or whole runs of rows.
 #include "stages.h"
 
 // Address of the op's part of the state of row m's sequence in a block.
@@ -52,33 +52,23 @@ static void place_head(int64_t step, int64_t row, int64_t head, int64_t m, int64
     memcpy((void *)out, (const void *)source, 4 * (size_t)width);
 }
 
-// The q, k and v projections: an item is a whole head, so that rope finds both halves.
-int64_t heads_stage(int64_t step, int64_t thread, int64_t base, int64_t row)
+int64_t head_items(int64_t step, int64_t row) { return word(row, AT_ITEMS) * row_blocks(row_count(step, row)); }
+
+// A whole head of q, k or v for a part of the rows, so that rope finds both halves.
+void head_item(int64_t step, int64_t thread, int64_t row, int64_t item)
 {
-    int64_t rows = row_count(step, row), item;
-    if (rows == 0) return base;
-    int64_t heads = word(row, AT_ITEMS), end = base + heads * row_blocks(rows);
-    matrix by = matrix_of(step, thread, row, rows);
-    int64_t share = share_of(step, rows), scratch = scratch_of(step, thread);
+    int64_t heads = word(row, AT_ITEMS), head = item % heads, m = item / heads * AT_ROW_BLOCK;
+    int64_t last = smaller(row_count(step, row), m + AT_ROW_BLOCK), scratch = scratch_of(step, thread);
     int64_t panels = value_width_of(row) / AT_PANEL, head_bytes = panels * TILE_ROW;
-    while ((item = claim(step, base, end, 1, share)) >= 0) {
-        int64_t size = claim_size(item, end, 1, share);
-        for (int64_t unit = item - base; unit < item - base + size; unit++) {
-            int64_t part = unit / heads, head = unit % heads;
-            int64_t last = smaller(rows, (part + 1) * AT_ROW_BLOCK);
-            for (int64_t m = part * AT_ROW_BLOCK; m < last; m += AT_TILE_ROWS) {
-                int64_t count = smaller(AT_TILE_ROWS, last - m);
-                for (int64_t slice = 0; slice < panels; slice++) {
-                    int64_t panel = head * panels + slice, w = by.weight + panel * by.panel_bytes;
-                    multiply(&by, w, panel, m, count, scratch + slice * TILE_ROW, head_bytes);
-                }
-                for (int64_t i = 0; i < count; i++) place_head(step, row, head, m + i, scratch + i * head_bytes);
-            }
+    matrix by = matrix_of(step, thread, row);
+    for (; m < last; m += AT_TILE_ROWS) {
+        int64_t count = smaller(AT_TILE_ROWS, last - m);
+        for (int64_t slice = 0; slice < panels; slice++) {
+            int64_t panel = head * panels + slice, w = by.weight + panel * by.panel_bytes;
+            multiply(&by, w, panel, m, count, scratch + slice * TILE_ROW, head_bytes);
         }
-        finish(step, end, size);
+        for (int64_t i = 0; i < count; i++) place_head(step, row, head, m + i, scratch + i * head_bytes);
     }
-    wait_finished(step, end);
-    return end;
 }
 
 // Write the group's finished heads of row m, gated if need be, into the attended row.
@@ -128,35 +118,34 @@ static int64_t first_block(int64_t row, int64_t position)
     return window > 0 ? larger(0, position - window + 1) / AT_BLOCK : 0;
 }
 
-// Few rows: an item is one block of one row and key/value head; the last to finish merges in order.
-int64_t attention_split(int64_t step, int64_t thread, int64_t base, int64_t row)
+// Few rows: a block, a row and a key/value head. Many rows: a run of rows and a key/value head.
+int64_t attention_items(int64_t step, int64_t row)
+{
+    int64_t blocks = word(step, AT_SPLIT) == 1 ? word(step, AT_BLOCKS) : 1;
+    return blocks * word(step, AT_RUNS) * word(row, AT_KV_HEADS);
+}
+
+// One block of one row; the last of a row to finish merges them in order.
+static void attend_one_block(int64_t step, int64_t thread, int64_t row, int64_t item)
 {
     int64_t kv_heads = word(row, AT_KV_HEADS), group = group_of(row), width = value_width_of(row);
-    int64_t stride = partial_bytes(width), item;
-    int64_t blocks = word(step, AT_BLOCKS), lines = word(step, AT_RUNS) * kv_heads;
-    int64_t end = base + blocks * lines, scores = scratch_of(step, thread);
+    int64_t size = group * partial_bytes(width), lines = word(step, AT_RUNS) * kv_heads;
+    int64_t block = item / lines, line = item % lines;
+    int64_t kv_head = line % kv_heads, m = entry(step, AT_RUN_ROWS, line / kv_heads);
+    int64_t position = entry(step, AT_POSITIONS, m);
+    int64_t begin = first_block(row, position), end = position / AT_BLOCK + 1;
+    if (block < begin || block >= end) return;
+    int64_t scores = scratch_of(step, thread);
+    int64_t partials = word(step, AT_PARTS) + line * word(step, AT_BLOCKS) * size;
+    attend(step, row, m, kv_head, block, 1, position, scores, partials + block * size);
+    int64_t counter = word(step, AT_PART_COUNTS) + 8 * line;
+    if (atomic_add(counter, 1) != end - begin - 1) return;
+    atomic_store(counter, 0);
+    int64_t merged = partials + begin * size;
     kernel_5 merge = (kernel_5)kernel_at(step, AT_MERGE_PARTIALS);
-    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
-        int64_t block = (item - base) / lines, line = (item - base) % lines;
-        int64_t kv_head = line % kv_heads, m = entry(step, AT_RUN_ROWS, line / kv_heads);
-        int64_t first = entry(step, AT_POSITIONS, m);
-        int64_t begin = first_block(row, first), own_end = first / AT_BLOCK + 1;
-        if (begin <= block && block < own_end) {
-            int64_t partials = word(step, AT_PARTS) + line * blocks * group * stride;
-            attend(step, row, m, kv_head, block, 1, first, scores, partials + block * group * stride);
-            int64_t counter = word(step, AT_PART_COUNTS) + 8 * line;
-            if (atomic_add(counter, 1) == own_end - begin - 1) {
-                atomic_store(counter, 0);
-                partials += begin * group * stride;
-                for (int64_t other = 1; other < own_end - begin; other++)
-                    merge(partials, partials + other * group * stride, width, stride, group);
-                finish_row(step, row, m, kv_head, partials, scores);
-            }
-        }
-        finish(step, end, 1);
-    }
-    wait_finished(step, end);
-    return end;
+    for (int64_t other = 1; other < end - begin; other++)
+        merge(merged, merged + other * size, width, partial_bytes(width), group);
+    finish_row(step, row, m, kv_head, merged, scores);
 }
 
 // Merge a block's partials of a run of `count` rows, at `fresh`, into those at `merged`.
@@ -177,28 +166,30 @@ static void merge_run(
         memcpy((void *)(merged + end), (const void *)(fresh + end), (size_t)((count - fresh_from) * group * stride));
 }
 
-// Many rows: an item is one run of rows and one key/value head, over all its blocks.
-int64_t attention_whole(int64_t step, int64_t thread, int64_t base, int64_t row)
+// One run of rows over all its blocks.
+static void attend_run(int64_t step, int64_t thread, int64_t row, int64_t item)
 {
-    int64_t kv_heads = word(row, AT_KV_HEADS), group = group_of(row), item;
+    int64_t kv_heads = word(row, AT_KV_HEADS), group = group_of(row);
     int64_t stride = partial_bytes(value_width_of(row)), vectors = larger(AT_RUN_QUERIES, group);
-    int64_t runs = word(step, AT_RUNS), end = base + runs * kv_heads;
     int64_t scores = scratch_of(step, thread), fresh = scores + vectors * AT_BLOCK * 4;
     int64_t merged = fresh + vectors * stride;
-    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
-        // The longest runs, at the end of a prompt, go first.
-        int64_t kv_head = (item - base) % kv_heads, run = runs - 1 - (item - base) / kv_heads;
-        int64_t m = entry(step, AT_RUN_ROWS, run), count = entry(step, AT_RUN_LENGTHS, run);
-        int64_t first = entry(step, AT_POSITIONS, m), begin = first_block(row, first);
-        attend(step, row, m, kv_head, begin, count, first, scores, merged);
-        for (int64_t block = begin + 1; block < (first + count - 1) / AT_BLOCK + 1; block++) {
-            attend(step, row, m, kv_head, block, count, first, scores, fresh);
-            merge_run(step, row, block, first, count, fresh, merged);
-        }
-        for (int64_t i = 0; i < count; i++)
-            finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores);
-        finish(step, end, 1);
+    // The longest runs, at the end of a prompt, go first.
+    int64_t kv_head = item % kv_heads, run = word(step, AT_RUNS) - 1 - item / kv_heads;
+    int64_t m = entry(step, AT_RUN_ROWS, run), count = entry(step, AT_RUN_LENGTHS, run);
+    int64_t first = entry(step, AT_POSITIONS, m), begin = first_block(row, first);
+    attend(step, row, m, kv_head, begin, count, first, scores, merged);
+    for (int64_t block = begin + 1; block < (first + count - 1) / AT_BLOCK + 1; block++) {
+        attend(step, row, m, kv_head, block, count, first, scores, fresh);
+        merge_run(step, row, block, first, count, fresh, merged);
     }
-    wait_finished(step, end);
-    return end;
+    for (int64_t i = 0; i < count; i++)
+        finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores);
+}
+
+void attention_item(int64_t step, int64_t thread, int64_t row, int64_t item)
+{
+    if (word(step, AT_SPLIT) == 1)
+        attend_one_block(step, thread, row, item);
+    else
+        attend_run(step, thread, row, item);
 }

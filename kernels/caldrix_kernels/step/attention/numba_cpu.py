@@ -1,4 +1,4 @@
-"""Heads to where attention reads them, and attention over blocks, whole or split over threads."""
+"""Items of attention: heads to where it reads them, then blocks of one row or whole runs of rows."""
 
 from caldrix_kernels.attention.numba_cpu import partial_bytes
 from caldrix_kernels.intrinsics.jit import call, routine
@@ -13,22 +13,13 @@ from caldrix_kernels.intrinsics.memory import (
 )
 from caldrix_kernels.linear.numba_cpu import add_bias
 from caldrix_kernels.rope.numba_cpu import scale_into
-from caldrix_kernels.schedule.numba_cpu import (
-    address,
-    claim,
-    claim_size,
-    finish,
-    kernel_at,
-    wait_finished,
-    word,
-)
+from caldrix_kernels.schedule.numba_cpu import address, kernel_at, word
 from caldrix_kernels.step import layout as at
 from caldrix_kernels.step.dense.numba_cpu import (
-    ONE_BY_ONE,
     TILE_ROW,
+    copy_row,
     row_blocks,
     row_count,
-    share_of,
     source_of,
     tile_kernel,
 )
@@ -80,46 +71,38 @@ def place_head(step, row, head, m, source):
     scale_into(source, ONE_BITS, out, value_width >> 4)
 
 
-@routine("int64(int64, int64, int64, int64)")
-def heads_stage(step, thread, base, row):
-    """The q, k and v projections: an item is a whole head, so that rope finds both halves."""
-    rows = row_count(step, row)
-    if rows == 0:
-        return base
-    heads = word(row, at.ITEMS)
-    end = base + heads * row_blocks(rows)
+@routine("int64(int64, int64)")
+def head_items(step, row):
+    return word(row, at.ITEMS) * row_blocks(row_count(step, row))
+
+
+@routine("void(int64, int64, int64, int64, int64)")
+def head_run(step, thread, row, first, end):
+    """Items first..end-1: whole heads of q, k or v for a part of the rows, so that rope finds both halves."""
+    heads, rows = word(row, at.ITEMS), row_count(step, row)
+    panels = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL
+    head_bytes = panels * TILE_ROW
     tile, columns = tile_kernel(step, word(row, at.FORMAT)), word(row, at.COLUMNS)
     step_bytes, panel_bytes = word(row, at.STEP_BYTES), word(row, at.PANEL_BYTES)
     weight = address(step, word(row, at.WEIGHT))
     bias = address(step, word(row, at.BIAS)) if word(row, at.BIAS) != 0 else 0
     x, x_stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
-    share = share_of(step, rows)
     scratch = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
-    panels = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL
-    head_bytes = panels * PANEL * 4
-    while True:
-        item = claim(step, base, end, 1, share)
-        if item < 0:
-            break
-        size = claim_size(item, end, 1, share)
-        for unit in range(item - base, item - base + size):
-            part = 0 if unit < heads else unit // heads
-            head, m = unit - part * heads, part * ROW_BLOCK
-            last = min(rows, m + ROW_BLOCK)
-            while m < last:
-                count = min(TILE_ROWS, last - m)
-                for slice_ in range(panels):
-                    panel = head * panels + slice_
-                    w, out = weight + panel * panel_bytes, scratch + slice_ * TILE_ROW
-                    call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, out, head_bytes))
-                    if bias != 0:
-                        add_bias(out, head_bytes, count, bias + panel * PANEL * 4)
-                for i in range(count):
-                    place_head(step, row, head, m + i, scratch + i * head_bytes)
-                m += count
-        finish(step, end, size)
-    wait_finished(step, end)
-    return end
+    for item in range(first, end):
+        part = 0 if item < heads else item // heads
+        head, m = item - part * heads, part * ROW_BLOCK
+        last = min(rows, m + ROW_BLOCK)
+        while m < last:
+            count = min(TILE_ROWS, last - m)
+            for slice_ in range(panels):
+                panel = head * panels + slice_
+                w, out = weight + panel * panel_bytes, scratch + slice_ * TILE_ROW
+                call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, out, head_bytes))
+                if bias != 0:
+                    add_bias(out, head_bytes, count, bias + panel * TILE_ROW)
+            for i in range(count):
+                place_head(step, row, head, m + i, scratch + i * head_bytes)
+            m += count
 
 
 @routine("void(int64, int64, int64, int64, int64, int64)")
@@ -193,82 +176,80 @@ def first_block(row, position):
     return max(0, position - window + 1) // BLOCK if window > 0 else 0
 
 
-@routine("int64(int64, int64, int64, int64)")
-def attention_split(step, thread, base, row):
-    """Few rows: an item is one block of one row and key/value head; the last to finish merges in order."""
+@routine("int64(int64, int64)")
+def attention_items(step, row):
+    """Few rows: a block, a row and a key/value head. Many rows: a run of rows and a key/value head."""
+    blocks = word(step, at.BLOCKS) if word(step, at.SPLIT) == 1 else 1
+    return blocks * word(step, at.RUNS) * word(row, at.KV_HEADS)
+
+
+@routine("void(int64, int64, int64, int64)")
+def attend_one_block(step, thread, row, item):
+    """One block of one row; the last of a row to finish merges them in order."""
     kv_heads = word(row, at.KV_HEADS)
     group = word(row, at.Q_HEADS) // kv_heads
     value_width = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL * PANEL
-    stride = partial_bytes(value_width)
-    blocks, lines = word(step, at.BLOCKS), word(step, at.RUNS) * kv_heads
-    end = base + blocks * lines
+    size = group * partial_bytes(value_width)
+    lines = word(step, at.RUNS) * kv_heads
+    block, line = item // lines, item % lines
+    kv_head, m = line % kv_heads, load_i64(word(step, at.RUN_ROWS) + 8 * (line // kv_heads))
+    position = load_i64(word(step, at.POSITIONS) + 8 * m)
+    begin, end = first_block(row, position), position // BLOCK + 1
+    if not begin <= block < end:
+        return
     scores = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
-    merge = kernel_at(step, at.MERGE_PARTIALS)
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        block, line = (item - base) // lines, (item - base) % lines
-        kv_head, m = line % kv_heads, load_i64(word(step, at.RUN_ROWS) + 8 * (line // kv_heads))
-        first = load_i64(word(step, at.POSITIONS) + 8 * m)
-        begin, own_end = first_block(row, first), first // BLOCK + 1
-        if begin <= block < own_end:
-            partials = word(step, at.PARTS) + line * blocks * group * stride
-            attend(step, row, m, kv_head, block, 1, first, scores, partials + block * group * stride)
-            counter = word(step, at.PART_COUNTS) + 8 * line
-            if atomic_add(counter, 1) == own_end - begin - 1:
-                atomic_store(counter, 0)
-                partials += begin * group * stride
-                for other in range(1, own_end - begin):
-                    part = partials + other * group * stride
-                    call(merge, (partials, part, value_width, stride, group))
-                finish_row(step, row, m, kv_head, partials, scores)
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+    partials = word(step, at.PARTS) + line * word(step, at.BLOCKS) * size
+    attend(step, row, m, kv_head, block, 1, position, scores, partials + block * size)
+    counter = word(step, at.PART_COUNTS) + 8 * line
+    if atomic_add(counter, 1) == end - begin - 1:
+        atomic_store(counter, 0)
+        merged = partials + begin * size
+        for other in range(1, end - begin):
+            merge = (merged, merged + other * size, value_width, partial_bytes(value_width), group)
+            call(kernel_at(step, at.MERGE_PARTIALS), merge)
+        finish_row(step, row, m, kv_head, merged, scores)
 
 
-@routine("int64(int64, int64, int64, int64)")
-def attention_whole(step, thread, base, row):
-    """Many rows: an item is one run of rows and one key/value head, over all its blocks."""
-    kv_heads = word(row, at.KV_HEADS)
+@routine("void(int64, int64, int64, int64)")
+def attend_run(step, thread, row, item):
+    """One run of rows over all its blocks."""
+    kv_heads, runs = word(row, at.KV_HEADS), word(step, at.RUNS)
     group = word(row, at.Q_HEADS) // kv_heads
     value_width = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL * PANEL
     stride = partial_bytes(value_width)
-    runs = word(step, at.RUNS)
-    end = base + runs * kv_heads
     scores = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
-    merge = kernel_at(step, at.MERGE_PARTIALS)
     vectors = max(RUN_QUERIES, group)
     fresh = scores + vectors * BLOCK * 4
     merged = fresh + vectors * stride
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        # The longest runs, at the end of a prompt, go first.
-        kv_head, run = (item - base) % kv_heads, runs - 1 - (item - base) // kv_heads
-        m = load_i64(word(step, at.RUN_ROWS) + 8 * run)
-        count = load_i64(word(step, at.RUN_LENGTHS) + 8 * run)
-        first = load_i64(word(step, at.POSITIONS) + 8 * m)
-        begin, window = first_block(row, first), word(row, at.WINDOW)
-        attend(step, row, m, kv_head, begin, count, first, scores, merged)
-        for block in range(begin + 1, (first + count - 1) // BLOCK + 1):
-            attend(step, row, m, kv_head, block, count, first, scores, fresh)
-            # Rows before the block, at the start of a run, have no part in it; for those at its end it
-            # may be the first block in their window.
-            skipped = max(0, block * BLOCK - first)
-            fresh_from = count
-            if window > 0:
-                fresh_from = max(skipped, min(count, block * BLOCK + window - 1 - first))
-            near, far = merged + skipped * group * stride, fresh + skipped * group * stride
-            if fresh_from > skipped:
-                call(merge, (near, far, value_width, stride, (fresh_from - skipped) * group))
-            if count > fresh_from:
-                at_ = fresh_from * group * stride
-                scale_into(fresh + at_, ONE_BITS, merged + at_, (count - fresh_from) * group * stride >> 6)
-        for i in range(count):
-            finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores)
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+    # The longest runs, at the end of a prompt, go first.
+    kv_head, run = item % kv_heads, runs - 1 - item // kv_heads
+    m = load_i64(word(step, at.RUN_ROWS) + 8 * run)
+    count = load_i64(word(step, at.RUN_LENGTHS) + 8 * run)
+    first = load_i64(word(step, at.POSITIONS) + 8 * m)
+    begin, window = first_block(row, first), word(row, at.WINDOW)
+    attend(step, row, m, kv_head, begin, count, first, scores, merged)
+    for block in range(begin + 1, (first + count - 1) // BLOCK + 1):
+        attend(step, row, m, kv_head, block, count, first, scores, fresh)
+        # Rows before the block, at the start of a run, have no part in it; for those at its end it
+        # may be the first block in their window.
+        skipped = max(0, block * BLOCK - first)
+        fresh_from = count
+        if window > 0:
+            fresh_from = max(skipped, min(count, block * BLOCK + window - 1 - first))
+        near, far = merged + skipped * group * stride, fresh + skipped * group * stride
+        if fresh_from > skipped:
+            merge = (near, far, value_width, stride, (fresh_from - skipped) * group)
+            call(kernel_at(step, at.MERGE_PARTIALS), merge)
+        if count > fresh_from:
+            skip = fresh_from * group * stride
+            copy_row(fresh + skip, merged + skip, (count - fresh_from) * group * stride)
+    for i in range(count):
+        finish_row(step, row, m + i, kv_head, merged + i * group * stride, scores)
+
+
+@routine("void(int64, int64, int64, int64)")
+def attention_item(step, thread, row, item):
+    if word(step, at.SPLIT) == 1:
+        attend_one_block(step, thread, row, item)
+    else:
+        attend_run(step, thread, row, item)

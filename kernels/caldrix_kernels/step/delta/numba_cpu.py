@@ -6,9 +6,8 @@ and keys normalised, then decay and beta of each value head.
 
 from caldrix_kernels.intrinsics.jit import call, routine
 from caldrix_kernels.intrinsics.memory import load_i64
-from caldrix_kernels.schedule.numba_cpu import address, claim, finish, kernel_at, wait_finished, word
+from caldrix_kernels.schedule.numba_cpu import address, kernel_at, word
 from caldrix_kernels.step import layout as at
-from caldrix_kernels.step.dense.numba_cpu import ONE_BY_ONE
 from caldrix_kernels.step.layout import ACT_BF16
 
 ONE_BITS = 0x3F800000
@@ -28,7 +27,7 @@ def state_of(step, row, m, table):
 
 
 @routine("void(int64, int64, int64)")
-def conv_one(step, row, m):
+def conv_item(step, row, m):
     """Row m of the convolved buffer; the last row of a sequence leaves the state of the convolution."""
     channels, taps = channels_of(row), word(row, at.TAPS)
     stride = word(row, at.SOURCE_STRIDE)
@@ -54,24 +53,21 @@ def conv_one(step, row, m):
     call(kernel_at(step, at.GATES_ROW), gates)
 
 
-@routine("int64(int64, int64, int64)")
-def conv_stage(step, base, row):
-    end = base + word(step, at.ROWS)
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        conv_one(step, row, item - base)
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+@routine("int64(int64, int64)")
+def delta_items(step, row):
+    """A sequence, a value head and some columns of it."""
+    parts = word(row, at.VALUE_DIM) // word(row, at.COLUMNS)
+    return word(step, at.SEQUENCES) * word(row, at.VALUE_HEADS) * parts
 
 
-@routine("void(int64, int64, int64, int64, int64)")
-def delta_columns(step, row, sequence, head, column):
-    """The rows of one sequence through `columns` columns of one value head's state."""
+@routine("void(int64, int64, int64)")
+def delta_item(step, row, item):
+    """The rows of one sequence, one after the other, through some columns of one value head's state."""
     key_heads, value_heads = word(row, at.KEY_HEADS), word(row, at.VALUE_HEADS)
     key_dim, value_dim, columns = word(row, at.KEY_DIM), word(row, at.VALUE_DIM), word(row, at.COLUMNS)
+    parts = value_dim // columns
+    column, unit = item % parts * columns, item // parts
+    sequence, head = unit // value_heads, unit % value_heads
     m = load_i64(word(step, at.SEQUENCE_ROWS) + 8 * sequence)
     rows = load_i64(word(step, at.SEQUENCE_LENGTHS) + 8 * sequence)
     stride, out_stride = word(row, at.SOURCE_STRIDE), word(row, at.TARGET_STRIDE)
@@ -107,43 +103,15 @@ def delta_columns(step, row, sequence, head, column):
     )
 
 
-@routine("int64(int64, int64, int64)")
-def delta_stage(step, base, row):
-    """An item is a sequence and some columns of one value head: its rows come one after the other."""
-    heads = word(row, at.VALUE_HEADS)
-    parts = word(row, at.VALUE_DIM) // word(row, at.COLUMNS)
-    end = base + word(step, at.SEQUENCES) * heads * parts
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        unit = item - base
-        column = unit % parts * word(row, at.COLUMNS)
-        delta_columns(step, row, unit // parts // heads, unit // parts % heads, column)
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
-
-
-@routine("int64(int64, int64, int64)")
-def gated_norm_stage(step, base, row):
-    end = base + word(step, at.ROWS)
+@routine("void(int64, int64, int64)")
+def gated_norm_item(step, row, m):
     value_dim, act = word(row, at.VALUE_DIM), word(step, at.ACT)
     size = 2 if act == ACT_BF16 else 4
     gain, epsilon = address(step, word(row, at.WEIGHT)), word(row, at.EPSILON)
-    norm = kernel_at(step, at.GATED_NORM_HEAD)
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        m = item - base
-        x = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
-        z = address(step, word(row, at.GATE)) + m * word(row, at.GATE_STRIDE) + word(row, at.GATE_AT)
-        out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
-        for head in range(word(row, at.VALUE_HEADS)):
-            column = head * value_dim
-            source, gate = x + 4 * column, z + 4 * column
-            call(norm, (act, source, gate, gain, out + size * column, value_dim, epsilon))
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+    x = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
+    z = address(step, word(row, at.GATE)) + m * word(row, at.GATE_STRIDE) + word(row, at.GATE_AT)
+    out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
+    for head in range(word(row, at.VALUE_HEADS)):
+        column = head * value_dim
+        norm = (act, x + 4 * column, z + 4 * column, gain, out + size * column, value_dim, epsilon)
+        call(kernel_at(step, at.GATED_NORM_HEAD), norm)

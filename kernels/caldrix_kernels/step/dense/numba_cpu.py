@@ -1,31 +1,13 @@
-"""Embedding, norms, matrix products and gathers, cut into items."""
+"""Items of the stages of every decoder: embedding, norms, matrix products and gathers."""
 
 from caldrix_kernels.embed.numba_cpu import embed_panelled, embed_row_major
 from caldrix_kernels.intrinsics.jit import call, routine
 from caldrix_kernels.intrinsics.memory import load_f32, load_i64, load_u32, store_f32, store_u32
 from caldrix_kernels.linear.numba_cpu import add_bias, add_tile, copy_tile
-from caldrix_kernels.schedule.numba_cpu import (
-    MAX_CLAIM,
-    address,
-    claim,
-    claim_size,
-    finish,
-    kernel_at,
-    wait_finished,
-    word,
-)
+from caldrix_kernels.schedule.numba_cpu import address, kernel_at, word
 from caldrix_kernels.step import layout as at
-from caldrix_kernels.step.layout import (
-    ACT_BF16,
-    ADD,
-    PANEL,
-    ROW_BLOCK,
-    SILU_MUL,
-    SMALL_ROWS,
-    TILE_ROWS,
-)
+from caldrix_kernels.step.layout import ACT_BF16, ADD, PANEL, ROW_BLOCK, SILU_MUL, SMALL_ROWS, TILE_ROWS
 
-ONE_BY_ONE = 1 << 30
 TILE_ROW = PANEL * 4
 
 
@@ -44,7 +26,7 @@ def row_count(step, row):
 
 @routine("int64(int64, int64, int64, int64)")
 def source_of(step, thread, row, rows):
-    """Address of a linear's input. Few rows were normed by each thread for itself, see `norm_stage`."""
+    """Address of a linear's input. Few rows were normed by each thread for itself, see `norm_alone`."""
     index = word(row, at.SOURCE)
     if index == at.NORMED:
         if rows <= SMALL_ROWS:
@@ -53,87 +35,51 @@ def source_of(step, thread, row, rows):
     return address(step, index)
 
 
-@routine("int64(int64, int64, int64)")
-def embed_stage(step, base, row):
-    rows = word(step, at.ROWS)
-    end = base + rows
+@routine("void(int64, int64, int64)")
+def embed_item(step, row, m):
     form, table = word(row, at.FORMAT), address(step, word(row, at.WEIGHT))
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        m = item - base
-        out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
-        given = load_i64(word(step, at.EMBEDDINGS) + 8 * m)
-        token = load_i64(word(step, at.TOKENS) + 8 * m)
-        if given != 0:
-            for k in range(word(row, at.TRUE_WIDTH)):
-                store_f32(out + 4 * k, load_f32(given + 4 * k))
-        elif word(row, at.PANELLED) == 1:
-            embed_panelled(form, table, word(row, at.PANEL_BYTES), token, word(row, at.TRUE_WIDTH), out)
-        else:
-            embed_row_major(form, table, word(row, at.ROW_BYTES), token, word(row, at.TRUE_WIDTH), out)
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+    out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
+    given = load_i64(word(step, at.EMBEDDINGS) + 8 * m)
+    token = load_i64(word(step, at.TOKENS) + 8 * m)
+    if given != 0:
+        for k in range(word(row, at.TRUE_WIDTH)):
+            store_f32(out + 4 * k, load_f32(given + 4 * k))
+    elif word(row, at.PANELLED) == 1:
+        embed_panelled(form, table, word(row, at.PANEL_BYTES), token, word(row, at.TRUE_WIDTH), out)
+    else:
+        embed_row_major(form, table, word(row, at.ROW_BYTES), token, word(row, at.TRUE_WIDTH), out)
 
 
-@routine("int64(int64, int64, int64)")
-def gather_stage(step, base, row):
-    """Copy the wanted rows, whatever form they are in, to the front of another buffer."""
-    end = base + word(step, at.WANTED)
+@routine("void(int64, int64, int64)")
+def copy_row(source, target, size):
+    """Copy a row of that many bytes, whatever form it is in."""
+    for unit in range(0, size, 4):
+        store_u32(target + unit, load_u32(source + unit))
+
+
+@routine("void(int64, int64, int64)")
+def gather_item(step, row, number):
+    """Copy a wanted row to the front of another buffer."""
+    m = load_i64(word(step, at.WANTED_ROWS) + 8 * number)
     stride = word(row, at.SOURCE_STRIDE)
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        m = load_i64(word(step, at.WANTED_ROWS) + 8 * (item - base))
-        source = address(step, word(row, at.SOURCE)) + m * stride
-        target = address(step, word(row, at.TARGET)) + (item - base) * stride
-        for unit in range(0, stride, 4):
-            store_u32(target + unit, load_u32(source + unit))
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+    source, target = address(step, word(row, at.SOURCE)), address(step, word(row, at.TARGET))
+    copy_row(source + m * stride, target + number * stride, stride)
 
 
 @routine("void(int64, int64, int64, int64)")
-def norm_one(step, row, m, out):
+def norm_item(step, row, m, target):
     x = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
-    gain = address(step, word(row, at.WEIGHT))
+    gain, out = address(step, word(row, at.WEIGHT)), target + m * word(row, at.TARGET_STRIDE)
     width, true_width = word(row, at.COLUMNS), word(row, at.TRUE_WIDTH)
     kernel = kernel_at(step, at.NORM_ROW)
     call(kernel, (word(step, at.ACT), x, gain, out, width, true_width, word(row, at.EPSILON)))
 
 
-@routine("int64(int64, int64, int64, int64)")
-def norm_stage(step, thread, base, row):
+@routine("void(int64, int64, int64)")
+def norm_alone(step, thread, row):
     """Few rows: every thread norms all of them into memory of its own, which is cheaper than a barrier."""
-    rows = row_count(step, row)
-    stride = word(row, at.TARGET_STRIDE)
-    if rows <= SMALL_ROWS:
-        private = word(step, at.PRIVATE) + thread * word(step, at.PRIVATE_BYTES)
-        for m in range(rows):
-            norm_one(step, row, m, private + m * stride)
-        return base
-    end = base + rows
-    shared = address(step, at.NORMED)
-    while True:
-        item = claim(step, base, end, MAX_CLAIM, ONE_BY_ONE)
-        if item < 0:
-            break
-        size = claim_size(item, end, MAX_CLAIM, ONE_BY_ONE)
-        for m in range(item - base, item - base + size):
-            norm_one(step, row, m, shared + m * stride)
-        finish(step, end, size)
-    wait_finished(step, end)
-    return end
-
-
-@routine("int64(int64, int64)")
-def share_of(step, rows):
-    """Few rows: claims shrink from a 1/(2 threads) part of the rest; many rows: one panel is work enough."""
-    return 2 * word(step, at.THREADS) if rows <= SMALL_ROWS else ONE_BY_ONE
+    for m in range(row_count(step, row)):
+        norm_item(step, row, m, word(step, at.PRIVATE) + thread * word(step, at.PRIVATE_BYTES))
 
 
 @routine("int64(int64)")
@@ -164,57 +110,56 @@ def most_groups(row, rows):
     return min(word(row, at.EXPERTS), places) + places // ROW_BLOCK
 
 
-@routine("int64(int64, int64, int64, int64)")
-def linear_stage(step, thread, base, row):
+@routine("int64(int64, int64)")
+def linear_items(step, row):
+    """A panel and a part of the rows, or of the rows of an expert."""
     rows = row_count(step, row)
-    if rows == 0:
-        return base
-    panels = word(row, at.ITEMS)
-    routes = address(step, word(row, at.ROUTES)) if word(row, at.EXPERTS) != 0 else 0
-    groups = most_groups(row, rows) if routes != 0 else row_blocks(rows)
-    end = base + panels * groups
-    act, columns = word(step, at.ACT), word(row, at.COLUMNS)
-    tile, silu_mul = tile_kernel(step, word(row, at.FORMAT)), kernel_at(step, at.SILU_MUL_TILE)
-    step_bytes, panel_bytes = word(row, at.STEP_BYTES), word(row, at.PANEL_BYTES)
+    parts = most_groups(row, rows) if word(row, at.EXPERTS) != 0 else row_blocks(rows)
+    return word(row, at.ITEMS) * parts
+
+
+@routine("void(int64, int64, int64, int64, int64)")
+def linear_run(step, thread, row, first, end):
+    """Items first..end-1, so that what they share is looked up once."""
+    panels, rows, routes = word(row, at.ITEMS), row_count(step, row), 0
+    if word(row, at.EXPERTS) != 0:
+        routes = address(step, word(row, at.ROUTES))
+    panel_bytes, columns = word(row, at.PANEL_BYTES), word(row, at.COLUMNS)
     weight = address(step, word(row, at.WEIGHT))
     bias = address(step, word(row, at.BIAS)) if word(row, at.BIAS) != 0 else 0
+    act, epilogue = word(step, at.ACT), word(row, at.EPILOGUE)
+    tile, silu_mul = tile_kernel(step, word(row, at.FORMAT)), kernel_at(step, at.SILU_MUL_TILE)
     x, x_stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
-    target, stride = address(step, word(row, at.TARGET)), word(row, at.TARGET_STRIDE)
-    epilogue, share = word(row, at.EPILOGUE), share_of(step, rows)
-    scratch = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
-    column_bytes = PANEL * 4
+    step_bytes, column_bytes = word(row, at.STEP_BYTES), TILE_ROW
     if epilogue == SILU_MUL:
         column_bytes = PANEL // 2 * (2 if act == ACT_BF16 else 4)
-    while True:
-        item = claim(step, base, end, 1, share)
-        if item < 0:
-            break
-        size = claim_size(item, end, 1, share)
-        for unit in range(item - base, item - base + size):
-            part = 0 if unit < panels else unit // panels
-            panel, m = unit - part * panels, part * ROW_BLOCK
-            last = min(rows, m + ROW_BLOCK)
-            w = weight + panel * panel_bytes
-            if routes != 0:
-                if part >= load_i64(routes + 8 * at.GROUPS):
-                    continue
-                group = group_at(step, row, routes, part)
-                w += load_i64(group) * panels * panel_bytes
-                m = load_i64(group + 8)
-                last = m + load_i64(group + 16)
-            while m < last:
-                count = min(TILE_ROWS, last - m)
-                call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, scratch, TILE_ROW))
-                if bias != 0:
-                    add_bias(scratch, TILE_ROW, count, bias + panel * PANEL * 4)
-                out = target + m * stride + panel * column_bytes
-                if epilogue == ADD:
-                    add_tile(scratch, TILE_ROW, out, stride, count)
-                elif epilogue == SILU_MUL:
-                    call(silu_mul, (act, scratch, TILE_ROW, out, stride, count))
-                else:
-                    copy_tile(scratch, TILE_ROW, out, stride, count)
-                m += count
-        finish(step, end, size)
-    wait_finished(step, end)
-    return end
+    target, stride = address(step, word(row, at.TARGET)), word(row, at.TARGET_STRIDE)
+    scratch = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
+    for item in range(first, end):
+        part = 0 if item < panels else item // panels
+        panel, m = item - part * panels, part * ROW_BLOCK
+        last = min(rows, m + ROW_BLOCK)
+        w = weight + panel * panel_bytes
+        if routes != 0:
+            if part >= load_i64(routes + 8 * at.GROUPS):
+                continue
+            group = group_at(step, row, routes, part)
+            w += load_i64(group) * panels * panel_bytes
+            m = load_i64(group + 8)
+            last = m + load_i64(group + 16)
+        out = target + panel * column_bytes
+        while m < last:
+            count = min(TILE_ROWS, last - m)
+            call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, scratch, TILE_ROW))
+            if bias != 0:
+                add_bias(scratch, TILE_ROW, count, bias + panel * TILE_ROW)
+            if epilogue == ADD:
+                add_tile(scratch, TILE_ROW, out + m * stride, stride, count)
+            elif epilogue == SILU_MUL:
+                call(
+                    kernel_at(step, at.SILU_MUL_TILE),
+                    (act, scratch, TILE_ROW, out + m * stride, stride, count),
+                )
+            else:
+                copy_tile(scratch, TILE_ROW, out + m * stride, stride, count)
+            m += count

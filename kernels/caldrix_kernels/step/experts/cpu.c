@@ -52,65 +52,40 @@ static void sort_rows(int64_t step, int64_t row, int64_t count)
     }
 }
 
-// An item picks the experts of one row; who finishes the last row sorts them all.
-int64_t route_stage(int64_t step, int64_t base, int64_t row)
+// Pick the experts of one row; who finishes the last row sorts them all.
+void route_item(int64_t step, int64_t thread, int64_t row, int64_t m)
 {
-    int64_t rows = row_count(step, row), item;
-    if (rows == 0) return base;
-    int64_t end = base + rows, top_k = word(row, AT_TOP_K);
-    int64_t ids = table_at(step, row, IDS), weights = table_at(step, row, WEIGHTS);
-    int64_t routed = address_at(step, word(row, AT_ROUTES)) + 8 * AT_ROUTED;
+    (void)thread;
+    int64_t rows = row_count(step, row), top_k = word(row, AT_TOP_K), first = m * top_k;
+    int64_t scores = address_at(step, word(row, AT_SOURCE)) + m * word(row, AT_SOURCE_STRIDE);
+    int64_t ids = table_at(step, row, IDS) + 8 * first, weights = table_at(step, row, WEIGHTS) + 4 * first;
     kernel_6 route = (kernel_6)kernel_at(step, AT_ROUTE_ROW);
-    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
-        int64_t m = item - base;
-        int64_t scores = address_at(step, word(row, AT_SOURCE)) + m * word(row, AT_SOURCE_STRIDE);
-        route(
-            scores, word(row, AT_EXPERTS), top_k, word(row, AT_NORMALISE), ids + 8 * m * top_k,
-            weights + 4 * m * top_k);
-        if (atomic_add(routed, 1) == rows - 1) {
-            atomic_store(routed, 0);
-            sort_rows(step, row, rows * top_k);
-        }
-        finish(step, end, 1);
+    route(scores, word(row, AT_EXPERTS), top_k, word(row, AT_NORMALISE), ids, weights);
+    int64_t routed = address_at(step, word(row, AT_ROUTES)) + 8 * AT_ROUTED;
+    if (atomic_add(routed, 1) == rows - 1) {
+        atomic_store(routed, 0);
+        sort_rows(step, row, rows * top_k);
     }
-    wait_finished(step, end);
-    return end;
 }
 
-// Copy rows, in whatever form they are, to the places where their experts read them.
-int64_t dispatch_stage(int64_t step, int64_t thread, int64_t base, int64_t row)
+// Copy a row, in whatever form it is, to a place where its expert reads it.
+void dispatch_item(int64_t step, int64_t thread, int64_t row, int64_t place)
 {
-    int64_t rows = row_count(step, row), item;
-    if (rows == 0) return base;
-    int64_t end = base + rows * word(row, AT_TOP_K), sources = table_at(step, row, SOURCES);
-    int64_t x = source_of(step, thread, row, rows), stride = word(row, AT_SOURCE_STRIDE);
-    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
-        int64_t place = item - base, source = x + word(sources, place) * stride;
-        int64_t target = address_at(step, word(row, AT_TARGET)) + place * word(row, AT_TARGET_STRIDE);
-        memcpy((void *)target, (const void *)source, (size_t)stride);
-        finish(step, end, 1);
-    }
-    wait_finished(step, end);
-    return end;
+    int64_t m = word(table_at(step, row, SOURCES), place), stride = word(row, AT_SOURCE_STRIDE);
+    int64_t source = source_of(step, thread, row) + m * stride;
+    int64_t target = address_at(step, word(row, AT_TARGET)) + place * word(row, AT_TARGET_STRIDE);
+    memcpy((void *)target, (const void *)source, (size_t)stride);
 }
 
 // Add what its experts made of a row to the residual.
-int64_t combine_stage(int64_t step, int64_t base, int64_t row)
+void combine_item(int64_t step, int64_t thread, int64_t row, int64_t m)
 {
-    int64_t rows = row_count(step, row), item;
-    if (rows == 0) return base;
-    int64_t end = base + rows, top_k = word(row, AT_TOP_K);
-    int64_t places = table_at(step, row, PLACES), weights = table_at(step, row, WEIGHTS);
-    int64_t parts = address_at(step, word(row, AT_PARTS_OF));
+    (void)thread;
+    int64_t top_k = word(row, AT_TOP_K), first = m * top_k;
+    int64_t out = address_at(step, word(row, AT_TARGET)) + m * word(row, AT_TARGET_STRIDE);
+    int64_t places = table_at(step, row, PLACES) + 8 * first, weights = table_at(step, row, WEIGHTS) + 4 * first;
     kernel_7 combine = (kernel_7)kernel_at(step, AT_COMBINE_ROW);
-    while ((item = claim(step, base, end, 1, ONE_BY_ONE)) >= 0) {
-        int64_t m = item - base, first = m * top_k;
-        int64_t out = address_at(step, word(row, AT_TARGET)) + m * word(row, AT_TARGET_STRIDE);
-        combine(
-            out, word(row, AT_COLUMNS), parts, word(row, AT_PARTS_STRIDE), places + 8 * first, weights + 4 * first,
-            top_k);
-        finish(step, end, 1);
-    }
-    wait_finished(step, end);
-    return end;
+    combine(
+        out, word(row, AT_COLUMNS), address_at(step, word(row, AT_PARTS_OF)), word(row, AT_PARTS_STRIDE), places,
+        weights, top_k);
 }

@@ -9,13 +9,11 @@ from caldrix_kernels.intrinsics.memory import (
     atomic_add,
     atomic_store,
     load_i64,
-    load_u32,
     store_i64,
-    store_u32,
 )
-from caldrix_kernels.schedule.numba_cpu import address, claim, finish, kernel_at, wait_finished, word
+from caldrix_kernels.schedule.numba_cpu import address, kernel_at, word
 from caldrix_kernels.step import layout as at
-from caldrix_kernels.step.dense.numba_cpu import ONE_BY_ONE, group_at, places_of, row_count, source_of
+from caldrix_kernels.step.dense.numba_cpu import copy_row, group_at, places_of, row_count, source_of
 from caldrix_kernels.step.layout import ROW_BLOCK
 
 
@@ -58,75 +56,35 @@ def sort_rows(step, row, count):
         store_i64(sources + 8 * place, pair // top_k)
 
 
-@routine("int64(int64, int64, int64)")
-def route_stage(step, base, row):
-    """An item picks the experts of one row; who finishes the last row sorts them all."""
-    rows = row_count(step, row)
-    if rows == 0:
-        return base
-    end = base + rows
-    top_k = word(row, at.TOP_K)
-    ids, weights = table_at(step, row, 0), table_at(step, row, 3)
-    route = kernel_at(step, at.ROUTE_ROW)
+@routine("void(int64, int64, int64)")
+def route_item(step, row, m):
+    """Pick the experts of one row; who finishes the last row sorts them all."""
+    top_k, rows = word(row, at.TOP_K), row_count(step, row)
+    scores = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
+    ids, weights = table_at(step, row, 0) + 8 * m * top_k, table_at(step, row, 3) + 4 * m * top_k
+    route = (scores, word(row, at.EXPERTS), top_k, word(row, at.NORMALISE), ids, weights)
+    call(kernel_at(step, at.ROUTE_ROW), route)
     routed = address(step, word(row, at.ROUTES)) + 8 * at.ROUTED
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        m = item - base
-        scores = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
-        chosen = (ids + 8 * m * top_k, weights + 4 * m * top_k)
-        call(route, (scores, word(row, at.EXPERTS), top_k, word(row, at.NORMALISE), chosen[0], chosen[1]))
-        if atomic_add(routed, 1) == rows - 1:
-            atomic_store(routed, 0)
-            sort_rows(step, row, rows * top_k)
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+    if atomic_add(routed, 1) == rows - 1:
+        atomic_store(routed, 0)
+        sort_rows(step, row, rows * top_k)
 
 
-@routine("int64(int64, int64, int64, int64)")
-def dispatch_stage(step, thread, base, row):
-    """Copy rows, in whatever form they are, to the places where their experts read them."""
-    rows = row_count(step, row)
-    if rows == 0:
-        return base
-    end = base + rows * word(row, at.TOP_K)
-    x, stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
-    sources = table_at(step, row, 2)
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        place = item - base
-        source = x + load_i64(sources + 8 * place) * stride
-        target = address(step, word(row, at.TARGET)) + place * word(row, at.TARGET_STRIDE)
-        for unit in range(0, stride, 4):
-            store_u32(target + unit, load_u32(source + unit))
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+@routine("void(int64, int64, int64, int64)")
+def dispatch_item(step, thread, row, place):
+    """Copy a row to a place where its expert reads it."""
+    m = load_i64(table_at(step, row, 2) + 8 * place)
+    stride = word(row, at.SOURCE_STRIDE)
+    source = source_of(step, thread, row, row_count(step, row)) + m * stride
+    copy_row(source, address(step, word(row, at.TARGET)) + place * word(row, at.TARGET_STRIDE), stride)
 
 
-@routine("int64(int64, int64, int64)")
-def combine_stage(step, base, row):
+@routine("void(int64, int64, int64)")
+def combine_item(step, row, m):
     """Add what its experts made of a row to the residual."""
-    rows = row_count(step, row)
-    if rows == 0:
-        return base
-    end = base + rows
-    top_k, width, stride = word(row, at.TOP_K), word(row, at.COLUMNS), word(row, at.PARTS_STRIDE)
-    places, weights = table_at(step, row, 1), table_at(step, row, 3)
-    parts = address(step, word(row, at.PARTS_OF))
-    combine = kernel_at(step, at.COMBINE_ROW)
-    while True:
-        item = claim(step, base, end, 1, ONE_BY_ONE)
-        if item < 0:
-            break
-        m = item - base
-        out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
-        first = m * top_k
-        call(combine, (out, width, parts, stride, places + 8 * first, weights + 4 * first, top_k))
-        finish(step, end, 1)
-    wait_finished(step, end)
-    return end
+    first, top_k = m * word(row, at.TOP_K), word(row, at.TOP_K)
+    out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
+    parts, stride = address(step, word(row, at.PARTS_OF)), word(row, at.PARTS_STRIDE)
+    places, weights = table_at(step, row, 1) + 8 * first, table_at(step, row, 3) + 4 * first
+    combine = (out, word(row, at.COLUMNS), parts, stride, places, weights, top_k)
+    call(kernel_at(step, at.COMBINE_ROW), combine)
