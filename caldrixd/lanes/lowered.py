@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +48,14 @@ class Packed:
     columns: int
     biases: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return sum(segment.count for segment in self.segments)
+
+    @cached_property
+    def tensors(self) -> list[str]:
+        """What it is packed of, each once."""
+        return list(dict.fromkeys(segment.tensor for segment in self.segments if segment.tensor))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ from caldrixd.plan.plan import Tensor
 ALIGNMENT = 64
 VECTOR = 16
 PANELS_A_TASK = 64
+# Matrices that are prepared while others are packed.
+AHEAD = 8
 # No tensor has this name.
 ZERO = ""
 
@@ -33,7 +37,7 @@ class Weights:
 
 def _format(packed: Packed, tensors: Mapping[str, Tensor]) -> int:
     """The stored format of a matrix; tensors of different formats meet in float32, which is exact."""
-    stored = {FORMATS[tensors[segment.tensor].dtype] for segment in packed.segments if segment.tensor}
+    stored = {FORMATS[tensors[name].dtype] for name in packed.tensors}
     return stored.pop() if len(stored) == 1 else FLOAT32
 
 
@@ -65,13 +69,12 @@ def _row_addresses(
     packed: Packed, sources: Mapping[str, npt.NDArray[np.uint8]], row_bytes: int
 ) -> npt.NDArray[np.int64]:
     """Where each packed row is stored. `sources`: the tensors' bytes, in one format, and of a zero row."""
-    rows = np.full(packed.rows, sources[ZERO].ctypes.data, np.int64)
-    at = 0
-    for segment in packed.segments:
-        if segment.tensor is not None:
-            first = sources[segment.tensor].ctypes.data + segment.first * row_bytes
-            rows[at : at + segment.count] = first + np.arange(segment.count, dtype=np.int64) * row_bytes
-        at += segment.count
+    begins = {name: source.ctypes.data for name, source in sources.items()}
+    firsts = [begins[segment.tensor or ZERO] + segment.first * row_bytes for segment in packed.segments]
+    steps = [row_bytes if segment.tensor else 0 for segment in packed.segments]
+    counts = np.array([segment.count for segment in packed.segments])
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows: npt.NDArray[np.int64] = np.repeat(firsts, counts) + np.repeat(steps, counts) * within
     return rows
 
 
@@ -112,24 +115,45 @@ def pack_weights(
         weights.row_bytes[name] = tensors[name].data.size // tensors[name].shape[0]
         tensors[name].release()
     with ThreadPoolExecutor(threads) as pool:
+        begun: deque[_Packing] = deque()
         for name, packed in lowered.packed.items():
-            _pack_one(packed, formats[name], weights.addresses[name], tensors, pack, pool)
+            begun.append(_begin(packed, formats[name], weights.addresses[name], tensors, pack, pool))
+            if len(begun) > AHEAD:
+                begun.popleft().finish()
+        for packing in begun:
+            packing.finish()
     return weights
 
 
-def _pack_one(
+@dataclass(frozen=True)
+class _Packing:
+    """A matrix that is being packed. `sources` and `rows` are the memory that is read."""
+
+    tasks: Sequence[Future[None]]
+    tensors: Sequence[Tensor]
+    sources: Mapping[str, npt.NDArray[np.uint8]]
+    rows: npt.NDArray[np.int64]
+
+    def finish(self) -> None:
+        for task in self.tasks:
+            task.result()
+        for tensor in self.tensors:
+            tensor.release()
+
+
+def _begin(
     packed: Packed,
     form: int,
     target: int,
     tensors: Mapping[str, Tensor],
     pack: Callable[..., None],
     pool: ThreadPoolExecutor,
-) -> None:
-    names = {segment.tensor for segment in packed.segments if segment.tensor}
-    same = all(FORMATS[tensors[name].dtype] == form for name in names)
+) -> _Packing:
+    stored = {name: tensors[name] for name in packed.tensors}
+    same = all(FORMATS[tensor.dtype] == form for tensor in stored.values())
     sources = {
-        name: tensors[name].data.reshape(-1) if same else _float32(tensors[name]).view(np.uint8).reshape(-1)
-        for name in names
+        name: tensor.data.reshape(-1) if same else _float32(tensor).view(np.uint8).reshape(-1)
+        for name, tensor in stored.items()
     }
     row_bytes = packed.columns * FORMAT_BYTES[form]
     sources[ZERO] = np.zeros(row_bytes, np.uint8)
@@ -150,7 +174,4 @@ def _pack_one(
         )
         for first in range(0, panels, PANELS_A_TASK)
     ]
-    for task in tasks:
-        task.result()
-    for name in names:
-        tensors[name].release()
+    return _Packing(tasks, list(stored.values()), sources, rows)

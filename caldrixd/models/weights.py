@@ -154,6 +154,9 @@ def _open(path: Path) -> tuple[int, dict[str, Entry], mmap.mmap]:
             size = os.fstat(file.fileno()).st_size
             start, entries = read_header(file, path.name, size)
             mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                # Read ahead by 2 MB, and map what the page cache holds in as few faults.
+                mapped.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:
         if error.errno == errno.ENOMEM:  # no room to map a file says nothing about the file
             raise MemoryError from None

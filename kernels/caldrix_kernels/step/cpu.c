@@ -10,7 +10,10 @@ static int64_t wanted_items(int64_t step, int64_t row)
     return word(step, AT_WANTED);
 }
 
-static int64_t dispatch_items(int64_t step, int64_t row) { return row_count(step, row) * word(row, AT_TOP_K); }
+static int64_t dispatch_items(int64_t step, int64_t row)
+{
+    return row_count(step, row) * word(row, AT_TOP_K);
+}
 
 typedef struct {
     int64_t (*items)(int64_t step, int64_t row);

@@ -52,7 +52,10 @@ static void place_head(int64_t step, int64_t row, int64_t head, int64_t m, int64
     memcpy((void *)out, (const void *)source, 4 * (size_t)width);
 }
 
-int64_t head_items(int64_t step, int64_t row) { return word(row, AT_ITEMS) * row_blocks(row_count(step, row)); }
+int64_t head_items(int64_t step, int64_t row)
+{
+    return word(row, AT_ITEMS) * row_blocks(row_count(step, row));
+}
 
 // A whole head of q, k or v for a part of the rows, so that rope finds both halves.
 void head_item(int64_t step, int64_t thread, int64_t row, int64_t item)
@@ -159,11 +162,11 @@ static void merge_run(
     int64_t skipped = larger(0, block * AT_BLOCK - first), fresh_from = count;
     if (window > 0) fresh_from = larger(skipped, smaller(count, block * AT_BLOCK + window - 1 - first));
     int64_t begin = skipped * group * stride, end = fresh_from * group * stride;
+    int64_t size = count * group * stride;
     kernel_5 merge = (kernel_5)kernel_at(step, AT_MERGE_PARTIALS);
     if (fresh_from > skipped)
         merge(merged + begin, fresh + begin, width, stride, (fresh_from - skipped) * group);
-    if (count > fresh_from)
-        memcpy((void *)(merged + end), (const void *)(fresh + end), (size_t)((count - fresh_from) * group * stride));
+    if (size > end) memcpy((void *)(merged + end), (const void *)(fresh + end), (size_t)(size - end));
 }
 
 // One run of rows over all its blocks.

@@ -69,8 +69,8 @@ void delta_item(int64_t step, int64_t thread, int64_t row, int64_t item)
     int64_t values = 2 * key_heads * key_dim + head * value_dim + column;
     int64_t decay = x + (channels_of(row) + head) * 4, beta = decay + round_up(value_heads, 16) * 4;
     ((kernel_15)kernel_at(step, AT_DELTA_HEAD))(
-        rows, x + key_head * key_dim * 4, x + (key_heads + key_head) * key_dim * 4, x + values * 4, stride, decay,
-        beta, stride, before != 0 ? before + place : 0, after, key_dim, columns,
+        rows, x + key_head * key_dim * 4, x + (key_heads + key_head) * key_dim * 4, x + values * 4, stride,
+        decay, beta, stride, before != 0 ? before + place : 0, after, key_dim, columns,
         out + (head * value_dim + column) * 4, out_stride, value_dim * 4);
 }
 

@@ -31,8 +31,8 @@ static void norm_into(int64_t step, int64_t row, int64_t m, int64_t target)
     int64_t x = address_at(step, word(row, AT_SOURCE)) + m * word(row, AT_SOURCE_STRIDE);
     int64_t gain = address_at(step, word(row, AT_WEIGHT)), out = target + m * word(row, AT_TARGET_STRIDE);
     kernel_7 norm = (kernel_7)kernel_at(step, AT_NORM_ROW);
-    norm(
-        word(step, AT_ACT), x, gain, out, word(row, AT_COLUMNS), word(row, AT_TRUE_WIDTH), word(row, AT_EPSILON));
+    int64_t width = word(row, AT_COLUMNS), true_width = word(row, AT_TRUE_WIDTH);
+    norm(word(step, AT_ACT), x, gain, out, width, true_width, word(row, AT_EPSILON));
 }
 
 void norm_item(int64_t step, int64_t thread, int64_t row, int64_t m)

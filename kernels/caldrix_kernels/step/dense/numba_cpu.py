@@ -156,10 +156,7 @@ def linear_run(step, thread, row, first, end):
             if epilogue == ADD:
                 add_tile(scratch, TILE_ROW, out + m * stride, stride, count)
             elif epilogue == SILU_MUL:
-                call(
-                    kernel_at(step, at.SILU_MUL_TILE),
-                    (act, scratch, TILE_ROW, out + m * stride, stride, count),
-                )
+                call(silu_mul, (act, scratch, TILE_ROW, out + m * stride, stride, count))
             else:
                 copy_tile(scratch, TILE_ROW, out + m * stride, stride, count)
             m += count

@@ -83,9 +83,9 @@ void combine_item(int64_t step, int64_t thread, int64_t row, int64_t m)
     (void)thread;
     int64_t top_k = word(row, AT_TOP_K), first = m * top_k;
     int64_t out = address_at(step, word(row, AT_TARGET)) + m * word(row, AT_TARGET_STRIDE);
-    int64_t places = table_at(step, row, PLACES) + 8 * first, weights = table_at(step, row, WEIGHTS) + 4 * first;
+    int64_t parts = address_at(step, word(row, AT_PARTS_OF)), stride = word(row, AT_PARTS_STRIDE);
+    int64_t places = table_at(step, row, PLACES) + 8 * first;
+    int64_t weights = table_at(step, row, WEIGHTS) + 4 * first;
     kernel_7 combine = (kernel_7)kernel_at(step, AT_COMBINE_ROW);
-    combine(
-        out, word(row, AT_COLUMNS), address_at(step, word(row, AT_PARTS_OF)), word(row, AT_PARTS_STRIDE), places,
-        weights, top_k);
+    combine(out, word(row, AT_COLUMNS), parts, stride, places, weights, top_k);
 }
