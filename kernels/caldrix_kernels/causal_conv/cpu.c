@@ -9,8 +9,8 @@
 // float32[taps][channels]; state: float32[taps - 1][channels], oldest first, what came before the buffer, or
 // 0 for nothing.
 void conv_row(
-    int64_t x, int64_t stride, int64_t available, int64_t state, int64_t weight, int64_t channels, int64_t taps,
-    int64_t out)
+    int64_t x, int64_t stride, int64_t available, int64_t state, int64_t weight, int64_t channels,
+    int64_t taps, int64_t out)
 {
     int64_t row_bytes = 4 * channels, first = state == 0 ? larger(0, taps - 1 - available) : 0;
     for (int64_t at = 0; at < row_bytes; at += 64) {

@@ -27,8 +27,8 @@ void normalise_head(int64_t x, int64_t width, int64_t scale_bits, int64_t out)
 
 // Where a head's rows and state are; strides in bytes.
 typedef struct {
-    int64_t rows, q, k, value, row_stride, decay, beta, gate_stride, source, target, key_dim, value_stride, out,
-        out_stride;
+    int64_t rows, q, k, value, row_stride, decay, beta, gate_stride;
+    int64_t source, target, key_dim, value_stride, out, out_stride;
 } head;
 
 #define EACH(vectors) UNROLLED for (int i = 0; i < vectors; i++)
@@ -79,8 +79,9 @@ INLINE void delta_rows(int vectors, const head *of)
     EACH(vectors) known[i] = v_lanes(0.0f);
     for (int64_t k = 0; k < of->key_dim; k++) {
         vf parts[4];
-        EACH(vectors) parts[i] = v_load(of->source + k * of->value_stride + 64 * i);
-        decay_key(vectors, of->target + k * of->value_stride, parts, fall, v_load_lanes(of->k + 4 * k), known);
+        int64_t place = k * of->value_stride;
+        EACH(vectors) parts[i] = v_load(of->source + place + 64 * i);
+        decay_key(vectors, of->target + place, parts, fall, v_load_lanes(of->k + 4 * k), known);
     }
     for (int64_t row = 0; row < of->rows; row++) one_row(vectors, of, row, known);
 }

@@ -9,7 +9,8 @@ static float value_at(int64_t form, int64_t address)
     return load_f32(address);
 }
 
-void embed_row_major(int64_t form, int64_t table, int64_t row_bytes, int64_t token, int64_t width, int64_t out)
+void embed_row_major(
+    int64_t form, int64_t table, int64_t row_bytes, int64_t token, int64_t width, int64_t out)
 {
     int64_t size = form == AT_BF16 || form == AT_F16 ? 2 : 4, row = table + token * row_bytes;
     for (int64_t k = 0; k < width; k++) store_f32(out + 4 * k, value_at(form, row + k * size));

@@ -53,7 +53,8 @@ static void insert(int64_t ids, int64_t weights, int64_t picked, int64_t id, flo
 
 // The top_k experts of the highest scores, the lower id among equals, weighted by softmax; see
 // experts/numba_cpu.py. scores: float32[experts, rounded up to 16], overwritten.
-void route_row(int64_t scores, int64_t experts, int64_t top_k, int64_t normalise, int64_t ids, int64_t weights)
+void route_row(
+    int64_t scores, int64_t experts, int64_t top_k, int64_t normalise, int64_t ids, int64_t weights)
 {
     float highest = make_finite(scores, experts), total = sum_of_powers(scores, highest, experts);
     for (int64_t picked = 0; picked < top_k; picked++) {

@@ -53,11 +53,15 @@ void add_tile(int64_t tile, int64_t tile_stride, int64_t out, int64_t out_stride
 void scale_into(int64_t source, int64_t scale_bits, int64_t out, int64_t count);
 
 // embed: one row widened to float32, from a row-major table or from the packed output head.
-void embed_row_major(int64_t form, int64_t table, int64_t row_bytes, int64_t token, int64_t width, int64_t out);
+void embed_row_major(
+    int64_t form, int64_t table, int64_t row_bytes, int64_t token, int64_t width, int64_t out);
 void embed_panelled(
     int64_t form, int64_t panels, int64_t panel_bytes, int64_t token, int64_t width, int64_t out);
 
-INLINE int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+INLINE int64_t round_up(int64_t value, int64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
 
 // attention: size of {acc, max, sum}, kept a multiple of 64.
 INLINE int64_t partial_bytes(int64_t value_width) { return value_width * 4 + 64; }

@@ -1,9 +1,9 @@
-// What the stages of the interpreter share: work sharing, the tables of a step, the stages themselves.
+// What the stages of the interpreter share: work sharing, the tables of a step, the items themselves.
 #pragma once
 
 #include "kernels.h"
 
-enum { MAX_CLAIM = 8, ONE_BY_ONE = 1 << 30, TILE_ROW = AT_PANEL * 4, ONE_BITS = 0x3F800000 };
+enum { MAX_CLAIM = 8, TILE_ROW = AT_PANEL * 4, ONE_BITS = 0x3F800000 };
 
 // See schedule/cpu.c.
 int64_t claim_size(int64_t item, int64_t end, int64_t chunk, int64_t share);
@@ -11,20 +11,28 @@ int64_t claim(int64_t step, int64_t base, int64_t end, int64_t chunk, int64_t sh
 void finish(int64_t step, int64_t end, int64_t count);
 void wait_finished(int64_t step, int64_t end);
 
-// Each takes the number of its first item and returns that after its last.
-int64_t embed_stage(int64_t step, int64_t base, int64_t row);
-int64_t gather_stage(int64_t step, int64_t base, int64_t row);
-int64_t norm_stage(int64_t step, int64_t thread, int64_t base, int64_t row);
-int64_t linear_stage(int64_t step, int64_t thread, int64_t base, int64_t row);
-int64_t heads_stage(int64_t step, int64_t thread, int64_t base, int64_t row);
-int64_t attention_split(int64_t step, int64_t thread, int64_t base, int64_t row);
-int64_t attention_whole(int64_t step, int64_t thread, int64_t base, int64_t row);
-int64_t route_stage(int64_t step, int64_t base, int64_t row);
-int64_t dispatch_stage(int64_t step, int64_t thread, int64_t base, int64_t row);
-int64_t combine_stage(int64_t step, int64_t base, int64_t row);
-int64_t conv_stage(int64_t step, int64_t base, int64_t row);
-int64_t delta_stage(int64_t step, int64_t base, int64_t row);
-int64_t gated_norm_stage(int64_t step, int64_t base, int64_t row);
+// The items of a stage: known from the step and the program alone, so that no thread can differ.
+int64_t linear_items(int64_t step, int64_t row);
+int64_t head_items(int64_t step, int64_t row);
+int64_t attention_items(int64_t step, int64_t row);
+int64_t delta_items(int64_t step, int64_t row);
+
+// One item of a stage, on a thread.
+void embed_item(int64_t step, int64_t thread, int64_t row, int64_t m);
+void gather_item(int64_t step, int64_t thread, int64_t row, int64_t number);
+void norm_item(int64_t step, int64_t thread, int64_t row, int64_t m);
+void linear_item(int64_t step, int64_t thread, int64_t row, int64_t item);
+void head_item(int64_t step, int64_t thread, int64_t row, int64_t item);
+void attention_item(int64_t step, int64_t thread, int64_t row, int64_t item);
+void route_item(int64_t step, int64_t thread, int64_t row, int64_t m);
+void dispatch_item(int64_t step, int64_t thread, int64_t row, int64_t place);
+void combine_item(int64_t step, int64_t thread, int64_t row, int64_t m);
+void conv_item(int64_t step, int64_t thread, int64_t row, int64_t m);
+void delta_item(int64_t step, int64_t thread, int64_t row, int64_t item);
+void gated_norm_item(int64_t step, int64_t thread, int64_t row, int64_t m);
+
+// Few rows: every thread norms all of them into memory of its own, which is cheaper than a barrier.
+void norm_alone(int64_t step, int64_t thread, int64_t row);
 
 INLINE int64_t word(int64_t block, int64_t index) { return load_i64(block + 8 * index); }
 
@@ -47,19 +55,13 @@ INLINE int64_t scratch_of(int64_t step, int64_t thread)
     return word(step, AT_SCRATCH) + thread * word(step, AT_SCRATCH_BYTES);
 }
 
-// Address of a linear's input. Few rows were normed by each thread for itself, see `norm_stage`.
-INLINE int64_t source_of(int64_t step, int64_t thread, int64_t row, int64_t rows)
+// Address of a linear's input. Few rows were normed by each thread for itself, see `norm_alone`.
+INLINE int64_t source_of(int64_t step, int64_t thread, int64_t row)
 {
     int64_t index = word(row, AT_SOURCE);
-    if (index == AT_NORMED && rows <= AT_SMALL_ROWS)
+    if (index == AT_NORMED && row_count(step, row) <= AT_SMALL_ROWS)
         return word(step, AT_PRIVATE) + thread * word(step, AT_PRIVATE_BYTES);
     return address_at(step, index);
-}
-
-// Few rows: claims shrink from a 1/(2 threads) part of the rest; many rows: one panel is work enough.
-INLINE int64_t share_of(int64_t step, int64_t rows)
-{
-    return rows <= AT_SMALL_ROWS ? 2 * word(step, AT_THREADS) : ONE_BY_ONE;
 }
 
 // Parts that a stage's rows are cut into. Neighbouring items share one, which stays in the cache.
@@ -80,7 +82,7 @@ typedef struct {
     int64_t columns, step_bytes, panel_bytes, weight, bias, x, x_stride;
 } matrix;
 
-INLINE matrix matrix_of(int64_t step, int64_t thread, int64_t row, int64_t rows)
+INLINE matrix matrix_of(int64_t step, int64_t thread, int64_t row)
 {
     int64_t form = word(row, AT_FORMAT), bias = word(row, AT_BIAS);
     int dot = form == AT_BF16 && word(step, AT_ACT) == AT_ACT_BF16;
@@ -91,7 +93,7 @@ INLINE matrix matrix_of(int64_t step, int64_t thread, int64_t row, int64_t rows)
         .panel_bytes = word(row, AT_PANEL_BYTES),
         .weight = address_at(step, word(row, AT_WEIGHT)),
         .bias = bias != 0 ? address_at(step, bias) : 0,
-        .x = source_of(step, thread, row, rows),
+        .x = source_of(step, thread, row),
         .x_stride = word(row, AT_SOURCE_STRIDE),
     };
 }

@@ -44,7 +44,7 @@ INLINE float widen_f16(uint16_t half)
 
 // --- registers: what the instruction sets name differently ----------------------------------------
 
-// reg_fma: a * b + c, rounded once. reg_max: a > b ? a : b, so b where one is no number. reg_min: a < b ? a : b.
+// reg_fma: a * b + c, rounded once. reg_max: a > b ? a : b, so b where one is no number; reg_min alike.
 #if REGISTER_LANES == 16
 INLINE reg reg_fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE reg reg_max(reg a, reg b) { return _mm512_max_ps(a, b); }

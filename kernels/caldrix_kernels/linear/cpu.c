@@ -72,11 +72,12 @@ INLINE void dot_step(int rows, int64_t w, const int64_t x_rows[3], int64_t x_str
 #endif
 
 // out[m, 0:16 * vectors] = sum over k of x[m, k] * w[k, 0:16 * vectors] for m < rows; strides in bytes,
-// `w_stride` is the distance of loop steps. x is float32; for form DOT x and w are bfloat16 and the instruction
-// adds two products at a time (rounded differently: `--dtype bf16` only). All but the addresses are constants.
+// `w_stride` is the distance of loop steps. x is float32; for form DOT x and w are bfloat16 and the
+// instruction adds two products at a time (rounded differently: `--dtype bf16` only). The first three
+// arguments are constants.
 INLINE void panel(
-    int rows, int form, int vectors, int64_t w, int64_t w_stride, int64_t x, int64_t x_stride, int64_t columns,
-    int64_t out, int64_t out_stride)
+    int rows, int form, int vectors, int64_t w, int64_t w_stride, int64_t x, int64_t x_stride,
+    int64_t columns, int64_t out, int64_t out_stride)
 {
     const int count = vectors * PARTS;
     const int per_step = form == AT_BF16 || form == DOT ? 2 : 1;
@@ -94,7 +95,10 @@ INLINE void panel(
     }
     UNROLLED for (int m = 0; m < rows; m++)
         UNROLLED for (int i = 0; i < count; i++)
-            memcpy((void *)(out + m * out_stride + 4 * REGISTER_LANES * i), &sums[count * m + i], sizeof(reg));
+        {
+            int64_t place = out + m * out_stride + 4 * REGISTER_LANES * i;
+            memcpy((void *)place, &sums[count * m + i], sizeof(reg));
+        }
 }
 
 // The tiles meet any row count greedily. A row's own arithmetic does not depend on the split.

@@ -27,8 +27,8 @@ EXPORTED void pack_panels(
         for (int64_t begin = 0; begin < units; begin += UNITS)
             for (int64_t lane = 0; lane < AT_PANEL; lane++)
                 turn(
-                    unit, load_i64(sources + 8 * lane), begin, smaller(begin + UNITS, units), base + unit * lane,
-                    stride);
+                    unit, load_i64(sources + 8 * lane), begin, smaller(begin + UNITS, units),
+                    base + unit * lane, stride);
         memset((void *)(base + units * stride), 0, (size_t)(packed - units * stride));
         if (columns % together != 0) // half a unit: the last bfloat16 of an odd row
             for (int64_t lane = 0; lane < AT_PANEL; lane++)
