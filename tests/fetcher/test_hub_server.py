@@ -248,10 +248,12 @@ def test_faults_of_a_reply(server: hub.Server) -> None:
     server.fail("loop", "small", times=1)
     server.fail("elsewhere", "small", times=1)
     server.fail("no-commit", "small", times=1)
+    server.fail("absent", "small", times=1)
     assert b"<!doctype html>" in get(url)[2]
     assert get(url)[1]["location"] == url
     assert get(url)[1]["location"].startswith(server.origins["stranger"])
     assert "x-repo-commit" not in get(url)[1]
+    assert get(url)[1]["x-error-code"] == "EntryNotFound"
     status, headers, body = get(url)
     assert (status, body) == (200, b"0123456789")
     assert "x-repo-commit" in headers

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.support.hub_repo import File
-from tests.support.hub_routes import Reply, ask
+from tests.support.hub_routes import Reply, ask, error_reply
 from tests.support.hub_state import WHOLE, Fault, Request, Server
 
 _CHUNK = 1 << 16
@@ -78,6 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _faulty(self, request: Request, fault: Fault) -> Reply:
         if fault.action == "status":
             return Reply(fault.at, {"Content-Type": "text/plain"}, b"the hub is not well\n")
+        if fault.action == "absent":
+            return error_reply(404, "EntryNotFound", "Entry not found")
         if fault.action == "login":
             return Reply(200, {"Content-Type": "text/html", "ETag": '"login"'}, _LOGIN)
         if fault.action == "loop":

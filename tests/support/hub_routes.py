@@ -57,16 +57,16 @@ def hub_reply(target: str, token: str | None, repos: Repos, cdn: str, resolve_ca
     """The hub's answer. `cdn` is the origin that holds the LFS files."""
     asked = ask("hub", target)
     if token not in (None, MEMBER, OUTSIDER):
-        return _error(401, "", "Invalid credentials in Authorization header")
+        return error_reply(401, "", "Invalid credentials in Authorization header")
     revisions = repos.get(asked.repo)
     if revisions is None or (revisions["main"].private and token != MEMBER):
         if token is None:
             # The real one sends no code, which the library takes for a missing repository over https alone.
-            return _error(401, "RepoNotFound", "Invalid username or password.")
-        return _error(404, "RepoNotFound", "Repository not found")
+            return error_reply(401, "RepoNotFound", "Invalid username or password.")
+        return error_reply(404, "RepoNotFound", "Repository not found")
     repo = revisions.get(asked.revision)
     if repo is None:
-        return _error(404, "RevisionNotFound", f"Invalid rev id: {asked.revision}")
+        return error_reply(404, "RevisionNotFound", f"Invalid rev id: {asked.revision}")
     if asked.what == "info":
         return _json(_info(asked.repo, repo, "blobs" in parse_qs(urlsplit(target).query)))
     if asked.what == "tree":
@@ -76,7 +76,7 @@ def hub_reply(target: str, token: str | None, repos: Repos, cdn: str, resolve_ca
     file = repo.files.get(asked.what)
     commit = {"X-Repo-Commit": repo.commit}
     if file is None:
-        return _error(404, "EntryNotFound", "Entry not found", commit)
+        return error_reply(404, "EntryNotFound", "Entry not found", commit)
     linked = {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(file.size)}
     if file.lfs:
         return Reply(302, {**commit, **linked, "Location": signed(cdn, file)})
@@ -117,8 +117,8 @@ def _gated(name: str, token: str | None) -> Reply:
         message = (
             f"{restricted}. You must have access to it and be authenticated to access it. Please log in."
         )
-        return _error(401, "GatedRepo", message)
-    return _error(403, "GatedRepo", f"{restricted} and you are not in the authorized list.")
+        return error_reply(401, "GatedRepo", message)
+    return error_reply(403, "GatedRepo", f"{restricted} and you are not in the authorized list.")
 
 
 def _info(name: str, repo: Repo, blobs: bool) -> dict[str, Any]:
@@ -153,7 +153,8 @@ def _json(value: Any) -> Reply:
     return Reply(200, {"Content-Type": "application/json; charset=utf-8"}, json.dumps(value).encode())
 
 
-def _error(status: int, code: str, message: str, more: Mapping[str, str] | None = None) -> Reply:
+def error_reply(status: int, code: str, message: str, more: Mapping[str, str] | None = None) -> Reply:
+    """What the hub says is wrong, in its headers; no `code` is no header."""
     headers = {"Content-Type": "application/json; charset=utf-8", "X-Error-Message": message, **(more or {})}
     if code:
         headers["X-Error-Code"] = code

@@ -12,7 +12,7 @@ from tests.support.hub_routes import Reply, cdn_reply, hub_reply
 SECONDS = 60  # a test that waits longer for anything has failed
 
 # Faults of the reply as a whole, and of its body.
-WHOLE = ("status", "login", "loop", "elsewhere", "silent", "no-commit", "bomb")
+WHOLE = ("status", "absent", "login", "loop", "elsewhere", "silent", "no-commit", "bomb")
 BODY = ("cut", "stall", "no-range", "416", "short", "long", "altered")
 
 
@@ -109,9 +109,10 @@ class Server:
         whatever range was asked for, "416" says the range cannot be had, "short" and "long" leave out or add
         `at` bytes and announce that length. The first three leave a body alone that does not reach over `at`.
 
-        Of the reply: "status" has the status `at`, "login" is a page in HTML, "loop" redirects to itself,
-        "elsewhere" to the host "stranger", "silent" never comes until `release`, "no-commit" lacks the header
-        that says the commit, "bomb" inflates to `at` bytes of spaces.
+        Of the reply: "status" has the status `at`, "absent" says that there is no such file, "login" is a
+        page in HTML, "loop" redirects to itself, "elsewhere" to the host "stranger", "silent" never comes
+        until `release`, "no-commit" lacks the header that says the commit, "bomb" inflates to `at` bytes of
+        spaces.
         """
         assert action in WHOLE + BODY
         with self.changed:
