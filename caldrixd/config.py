@@ -35,6 +35,7 @@ class Config:
     socket_check_seconds: float = 5.0
     frame_seconds: float = 30.0
     client_queue: int = 4 << 20
+    fetch_seconds: float = 30.0  # how long a host may be silent in a download
 
 
 def read(environment: Mapping[str, str], *, uid: int, pid: int, idle_unload: float) -> Config:

@@ -19,6 +19,7 @@ from caldrix_protocol.address import Address, ensure_directory
 from caldrix_protocol.refusals import Refused
 from caldrixd.activation import inherited_listener, notify
 from caldrixd.config import Config
+from caldrixd.fetcher.process import Fetches
 from caldrixd.handlers.context import Services, Shutdown
 from caldrixd.server import Server
 from caldrixd.worker.pool import Pool
@@ -110,7 +111,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 async def _serve(config: Config, doorway: Doorway, lock: int) -> int:
     shutdown = Shutdown()
     async with anyio.create_task_group() as tasks:
-        services = Services(config, Pool(tasks, config.idle_unload), shutdown)
+        pool = Pool(tasks, config.idle_unload)
+        services = Services(config, pool, Fetches(tasks, config.fetch_seconds), shutdown)
         server = Server(doorway.listener, services, tasks)
         await tasks.start(_watch_signals, shutdown)
         tasks.start_soon(server.accept)

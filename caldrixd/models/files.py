@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
@@ -16,26 +17,33 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+ -]{0,200}\.safetensors")
 
 
 def weight_files(directory: Path) -> tuple[str, ...]:
-    """model.safetensors alone, else the files of the index, else every *.safetensors file, sorted.
-
-    Refused "model/no-safetensors" and "weights/index-...".
-    """
-    if (directory / SINGLE).exists():
-        return (SINGLE,)
-    if (directory / INDEX).exists():
-        return _indexed(directory)
+    """The weight files of a model directory, see `choose`. Refused also "model/not-readable"."""
     try:
-        names = sorted(path.name for path in directory.iterdir() if path.suffix == ".safetensors")
+        names = [path.name for path in directory.iterdir() if path.exists()]
     except OSError as error:
         raise Refused("model/not-readable", path=directory, reason=reason_of(error)) from None
-    if not names:
+    return choose(directory, names)
+
+
+def choose(directory: Path, names: Collection[str]) -> tuple[str, ...]:
+    """model.safetensors alone, else the files of the index, else every *.safetensors file, sorted.
+
+    `names` are the model's files; only the index is read, in `directory`. Refused "model/no-safetensors" and
+    "weights/index-...".
+    """
+    if SINGLE in names:
+        return (SINGLE,)
+    if INDEX in names:
+        return _indexed(directory, names)
+    weights = sorted(name for name in names if name.endswith(".safetensors"))
+    if not weights:
         raise Refused("model/no-safetensors", path=directory)
-    if len(names) > MAX_FILES:
-        raise Refused("weights/header", file=names[0], reason=f"it is one of {len(names)} weight files")
-    return tuple(names)
+    if len(weights) > MAX_FILES:
+        raise Refused("weights/header", file=weights[0], reason=f"it is one of {len(weights)} weight files")
+    return tuple(weights)
 
 
-def _indexed(directory: Path) -> tuple[str, ...]:
+def _indexed(directory: Path, present: Collection[str]) -> tuple[str, ...]:
     table = read_object(directory / INDEX, MAX_INDEX).get("weight_map")
     if type(table) is not dict or any(type(name) is not str for name in table.values()):
         raise Refused("weights/index-invalid", file=INDEX, reason="weight_map is not an object of file names")
@@ -48,7 +56,7 @@ def _indexed(directory: Path) -> tuple[str, ...]:
     for name in names:
         if not _FILE_NAME.fullmatch(name):
             raise Refused("weights/index-name", file=INDEX, name=ascii(name)[:200])
-    absent = [name for name in names if not (directory / name).exists()]
+    absent = [name for name in names if name not in present]
     if absent:
         shown = ", ".join(absent[:8]) + (", ..." if len(absent) > 8 else "")
         raise Refused("weights/index-absent", file=INDEX, names=shown)

@@ -1,4 +1,4 @@
-"""From the model argument to a directory: an existing directory, an alias, or a refusal."""
+"""From the model argument to what it names: an existing directory, an alias or a repo on the hub."""
 
 from __future__ import annotations
 
@@ -8,37 +8,49 @@ from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import reason_of
-from caldrixd.models.aliases import ALIASES
+from caldrixd.models import aliases
 from caldrixd.models.files import weight_files
+from caldrixd.models.hub import Repo
 
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?", re.ASCII)
+DEFAULT_REVISION = "main"
+# As the hub names things: no run of two dashes or dots, which would be ambiguous as a directory's name.
+_REPO = re.compile(
+    r"(?!.*(?:--|\.\.))(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-]))"
+    r"(?:@(?!.*//)(?P<revision>\w[\w./-]{0,198}\w|\w))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """What a name stands for. `directory` is None for the demo model: the fetcher knows where it lies."""
+    """What a name stands for: a directory, a repo, or, with neither, the demo model."""
 
     name: str
-    directory: Path | None
-
-    @property
-    def demo(self) -> bool:
-        return self.directory is None
+    directory: Path | None = None
+    repo: Repo | None = None
 
 
 def resolve(name: str) -> ResolvedModel:
-    """An absolute directory, or an alias. Refused "model/..." for everything else.
+    """An absolute directory, an alias or a repo id. Refused "model/..." for everything else.
 
     A directory is not looked into; `check_files` does that.
     """
     if name.startswith(("/", "./", "../", "~")):
-        return ResolvedModel(name, _directory(name))
-    if name in ALIASES:
-        return ResolvedModel(name, None)
-    shown = name[:200]
-    if _REPO.fullmatch(name):
-        raise Refused("model/hub-not-yet", model=shown)
-    raise Refused("model/not-a-model", model=shown, aliases=", ".join(ALIASES))
+        return ResolvedModel(name, directory=_directory(name))
+    if name == aliases.DEMO:
+        return ResolvedModel(name)
+    if name in aliases.HUB:
+        alias = aliases.HUB[name]
+        return ResolvedModel(name, repo=Repo(alias.repo, alias.revision))
+    if repo := parse_repo(name):
+        return ResolvedModel(name, repo=repo)
+    raise Refused("model/not-a-model", model=name[:200], aliases=", ".join(aliases.NAMES))
+
+
+def parse_repo(name: str) -> Repo | None:
+    """What "owner/name" or "owner/name@revision" says; None for any other text."""
+    found = _REPO.fullmatch(name)
+    return Repo(found["repo"], found["revision"] or DEFAULT_REVISION) if found else None
 
 
 def _directory(name: str) -> Path:

@@ -20,7 +20,13 @@ MAX_DEPTH = 8
 MAX_LIST = 1 << 20
 MAX_MAP = 1 << 10
 
-_TABLES = (messages.REQUESTS, messages.EVENTS, messages.TO_WORKER, messages.FROM_WORKER)
+_TABLES = (
+    messages.REQUESTS,
+    messages.EVENTS,
+    messages.TO_WORKER,
+    messages.FROM_WORKER,
+    messages.FROM_FETCHER,
+)
 _NAMES: dict[type[Any], str] = {cls: name for table in _TABLES for name, cls in table.items()}
 
 # `hello` travels before either side knows the other's version, so it tolerates fields it does not know.

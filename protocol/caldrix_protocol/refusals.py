@@ -180,11 +180,6 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "model/not-a-model", RUN, "{model} is not a directory, an alias ({aliases}) or a Hugging Face repo id"
     ),
-    Row(
-        "model/hub-not-yet",
-        RUN,
-        "{model}: downloads from the hub are not available yet in this version; give a directory",
-    ),
     Row("model/not-readable", RUN, "caldrixd cannot read {path}: {reason}"),
     Row("model/not-loaded", RUN, "{model} is not loaded; `caldrix ps` lists the models that are"),
     Row(
@@ -193,6 +188,122 @@ _TABLE: tuple[Row, ...] = (
         "{path}: inferno needs config.json, a supported tokenizer and *.safetensors",
     ),
     Row("model/no-safetensors", RUN, "{path} has no *.safetensors; inferno reads safetensors only"),
+    # --- the hub ------------------------------------------------------------------------------------
+    Row("hub/endpoint", RUN, "HF_ENDPOINT {value} is not an http or https address"),
+    Row(
+        "hub/no-token",
+        RUN,
+        "{model}: the hub refused the request; the repo does not exist, or it is private or gated: check its "
+        "name, or accept its terms at {url} and set HF_TOKEN",
+    ),
+    Row(
+        "hub/bad-token",
+        RUN,
+        "{model}: the hub does not accept the token it was sent; set HF_TOKEN to one that is valid, or unset "
+        "it for a public repo",
+    ),
+    Row(
+        "hub/gated",
+        RUN,
+        "{model}: the repo is gated and the owner of this token may not read it yet; accept its terms at "
+        "{url} and run the command again",
+    ),
+    Row(
+        "hub/no-repo",
+        RUN,
+        "{model}: no such repo or revision on the hub; check the spelling of {repo}, and for a private repo "
+        "that HF_TOKEN may read it",
+    ),
+    Row(
+        "hub/no-revision",
+        RUN,
+        "{model}: no such repo or revision on the hub; {repo} is there and has no revision {revision}",
+    ),
+    Row("hub/no-file", RUN, "{model}: the hub lists the file {file} and does not have it; try again later"),
+    Row("hub/status", RUN, "{model}: {host} answered with status {status}; try again later"),
+    Row(
+        "hub/unreachable",
+        RUN,
+        "{model}: the hub at {host} cannot be reached: {reason}",
+    ),
+    Row("hub/timeout", RUN, "{model}: {host} did not answer within {seconds} s"),
+    Row(
+        "hub/stalled",
+        RUN,
+        "{file}: the download stalled at {done} of {size} bytes: {reason}; run the command again to go on "
+        "from there",
+    ),
+    Row(
+        "hub/web-page",
+        RUN,
+        "{model}: {host} answered with a web page in place of a file; a proxy or a login page may "
+        "stand between",
+    ),
+    Row("hub/redirects", RUN, "{model}: the hub's redirects do not end"),
+    Row("hub/insecure", RUN, "{model}: the hub redirects from https to the unprotected {host}"),
+    Row("hub/answer", RUN, "{model}: the hub's answer cannot be used: {reason}"),
+    Row(
+        "hub/moved",
+        RUN,
+        "{model}: the hub answered for another commit than {commit}; run the command again",
+    ),
+    Row("hub/size", RUN, "{file}: {host} sends {got} bytes and the hub's listing says {size}"),
+    Row(
+        "hub/digest",
+        RUN,
+        "{file}: what was downloaded does not match the digest in the hub's listing and was removed",
+    ),
+    Row(
+        "hub/locked",
+        RUN,
+        "{file}: another process holds {path} and downloads nothing; end that process and run the command "
+        "again",
+    ),
+    Row(
+        "hub/disk",
+        RUN,
+        "{model}: the files still to come need {needed} MiB of disk at {path}, and {free} MiB are free",
+    ),
+    Row(
+        "hub/disk-full",
+        RUN,
+        "{file}: the disk is full at {path}; {needed} MiB are still to come and {free} MiB are free: make "
+        "room and run the command again to go on",
+    ),
+    Row("hub/cache", RUN, "the Hugging Face cache cannot be used at {path}: {reason}"),
+    Row(
+        "hub/offline",
+        RUN,
+        "{variable} is set, and {model} is not complete in the Hugging Face cache {path}: it lacks {names}",
+    ),
+    Row(
+        "hub/incomplete",
+        RUN,
+        "{model}: the download left an incomplete snapshot at {path}: it lacks {names}; run the command "
+        "again",
+    ),
+    Row(
+        "hub/missing-files",
+        RUN,
+        "{model}: inferno needs config.json, a supported tokenizer and *.safetensors; the repo has no {file}",
+    ),
+    Row(
+        "hub/no-safetensors",
+        RUN,
+        "{model}: the repo has no *.safetensors; inferno reads safetensors only",
+    ),
+    Row("hub/refused-early", RUN, "{model}: {reason}; nothing else was downloaded"),
+    Row(
+        "hub/adapter",
+        RUN,
+        "{model}: inferno does not apply an adapter to a repo that holds the weights of its base model "
+        "unchanged; run {base}",
+    ),
+    Row(
+        "hub/fetcher-died",
+        RUN,
+        "the process that downloads {model} ended unexpectedly ({reason}); run the command again",
+    ),
     # --- config.json --------------------------------------------------------------------------------
     Row("config/unreadable", RUN, "{file} cannot be read: {reason}"),
     Row("config/not-an-object", RUN, "{file} is not a JSON object"),
@@ -248,8 +359,51 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "{path} has no tokenizer.json; inferno needs config.json, a supported tokenizer and *.safetensors",
     ),
+    Row(
+        "tokenizer/other-kind",
+        RUN,
+        "the {holder} has no tokenizer.json, and its {name} is {kind}, which inferno does not convert",
+    ),
+    Row(
+        "tokenizer/other-class",
+        RUN,
+        "the {holder} has no tokenizer.json, and its tokenizer_config.json names {name}, whose vocab.json and "
+        "merges.txt inferno does not convert",
+    ),
+    Row(
+        "tokenizer/option",
+        RUN,
+        "the {holder} has no tokenizer.json, and its {file} sets {field} to {value}, which inferno cannot "
+        "reproduce exactly",
+    ),
+    Row(
+        "tokenizer/shape",
+        RUN,
+        "the {holder} has no tokenizer.json, and its {file} {shape}, which inferno cannot reproduce exactly",
+    ),
+    Row(
+        "tokenizer/not-in-vocabulary",
+        RUN,
+        "the {holder} has no tokenizer.json, and {where} has {name}, which is not in vocab.json",
+    ),
+    Row(
+        "tokenizer/guess",
+        RUN,
+        "the {holder} has no tokenizer.json, and {reason}; inferno does not guess which the model was "
+        "trained with",
+    ),
     Row("tokenizer/invalid", RUN, "{file} cannot be used: {reason}"),
     Row("tokenizer/failed", MESSAGE, "the tokenizer failed on this text: {reason}"),
+    Row(
+        "tokenizer/too-slow",
+        MESSAGE,
+        "the tokenizer of this model ran for over {seconds} s on this text and was stopped",
+    ),
+    Row(
+        "tokenizer/memory",
+        MESSAGE,
+        "the tokenizer of this model used more than {limit} MiB of memory on this text and was stopped",
+    ),
     Row("template/invalid", RUN, "the chat template of this model cannot be compiled: {reason}"),
     Row("template/failed", MESSAGE, "the chat template of this model failed: {reason}"),
     Row("template/raised", MESSAGE, "the chat template of this model refuses this conversation: {reason}"),
@@ -358,11 +512,13 @@ _TABLE: tuple[Row, ...] = (
         NOTICE,
         "the conversation outgrew the context; the {count} oldest turns were dropped",
     ),
+    Row("notice/hub-unreachable", NOTICE, "{reason}; what the Hugging Face cache holds is used"),
     # --- status lines ---------------------------------------------------------------------------------
     Row("status/backend", STATUS, "backend {lane} (auto; `caldrix doctor` shows why)"),
     Row("status/cached", STATUS, "{model}: already in the cache at {path}"),
     Row("status/directory", STATUS, "{model}: read from the directory {path}"),
     Row("status/downloading", STATUS, "{model}: downloading {files} ({size} MB)"),
+    Row("status/downloaded", STATUS, "downloaded {file} ({size})"),
     Row("status/download-waiting", STATUS, "{model}: another caldrix is downloading it; waiting for that"),
     Row("status/converting", STATUS, "{model}: converting to {path}"),
     Row(

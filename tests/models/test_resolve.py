@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.models import aliases
+from caldrixd.models.hub import Repo
 from caldrixd.models.resolve import ResolvedModel, check_files, resolve
 from tests.models.conftest import ModelDirectory
 
@@ -18,27 +20,87 @@ def code_of(name: str) -> str:
     return caught.value.code
 
 
-def test_an_absolute_directory_and_an_alias(tmp_path: Path) -> None:
-    assert resolve(str(tmp_path)) == ResolvedModel(str(tmp_path), tmp_path)
-    assert not resolve(str(tmp_path)).demo
-    assert resolve("demo") == ResolvedModel("demo", None)
-    assert resolve("demo").demo
+def test_an_absolute_directory_and_the_demo(tmp_path: Path) -> None:
+    assert resolve(str(tmp_path)) == ResolvedModel(str(tmp_path), directory=tmp_path)
+    assert resolve(f"{tmp_path}/") == ResolvedModel(f"{tmp_path}/", directory=tmp_path)
+    assert resolve("demo") == ResolvedModel("demo")
 
 
-def test_what_is_not_a_model(tmp_path: Path) -> None:
+def test_a_directory_with_the_name_of_an_alias_is_a_directory(tmp_path: Path) -> None:
+    for name in ("demo", "smollm2", "owner/name"):
+        (tmp_path / name).mkdir(parents=True)
+        assert resolve(f"{tmp_path}/{name}").directory == tmp_path / name
+
+
+@pytest.mark.parametrize("name", aliases.HUB)
+def test_an_alias_is_a_repo_at_a_revision(name: str) -> None:
+    alias = aliases.HUB[name]
+    assert resolve(name) == ResolvedModel(name, repo=Repo(alias.repo, alias.revision))
+    assert alias.licence
+
+
+def test_the_aliases_are_the_documented_ones_and_all_but_one_are_pinned() -> None:
+    assert aliases.NAMES == (
+        "smollm2",
+        "smollm2-instruct",
+        "llama-8b",
+        "qwen3-0.6b",
+        "qwen3-8b",
+        "qwen3-30b-a3b",
+        "decider-0.8b",
+        "smolvlm-256m",
+        "demo",
+    )
+    assert [name for name in aliases.HUB if not resolve(name).repo.pinned] == ["decider-0.8b"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "repo"),
+    [
+        ("owner/name", Repo("owner/name", "main")),
+        ("owner/name@main", Repo("owner/name", "main")),
+        ("owner/name@v1.0", Repo("owner/name", "v1.0")),
+        ("a.b-c/d_e.f@refs/pr/1", Repo("a.b-c/d_e.f", "refs/pr/1")),
+        ("a/b@" + "0f" * 20, Repo("a/b", "0f" * 20)),
+        ("0/1@2", Repo("0/1", "2")),
+    ],
+)
+def test_a_repo_id(name: str, repo: Repo) -> None:
+    assert resolve(name) == ResolvedModel(name, repo=repo)
+
+
+@pytest.mark.parametrize("name", ["/none", "/file", "/file/x", "/file/", "/\0", "/" + "x" * 300])
+def test_a_path_that_is_no_directory(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for name in (f"{tmp_path}/none", f"{tmp_path}/file", f"{tmp_path}/file/x", "./x", "../x", "~/x", "/\0"):
-        assert code_of(name) == "model/no-such-directory"
+    with pytest.raises(Refused) as caught:
+        resolve(f"{tmp_path}{name}")
+    assert caught.value.code in ("model/no-such-directory", "model/not-readable")
+
+
+@pytest.mark.parametrize("name", ["./x", "../x", "~", "~/x", "~x", "./smollm2", "./owner/name"])
+def test_a_path_that_the_client_has_not_made_absolute(name: str) -> None:
+    assert code_of(name) == "model/no-such-directory"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "Demo", "a b/c", "a/b/c", "a/", "a/b/", "x" * 5000, "é/x", "a/é", "a/b\n", ".a/b", "-a/b"),
+        *("a/.b", "a/b.", "a/b-", "a--b/c", "a/b--c", "a..b/c", "a/b@", "a/b@..", "a/b@x/../y", "a/b@x//y"),
+        *("a/b@/x", "a/b@x/", "a/b@.x", "a/b@x@y", "a\\b/c", "C:/b", "a/b\0", "a/b@x y", "a/b?x=1", "a/b#c"),
+    ],
+)
+def test_what_is_not_a_model(name: str) -> None:
+    assert code_of(name) == "model/not-a-model"
+
+
+def test_the_refusal_lists_the_aliases() -> None:
     with pytest.raises(Refused) as caught:
         resolve("llama")
-    assert caught.value.text == "llama is not a directory, an alias (demo) or a Hugging Face repo id"
-    for name in ("", "a b/c", "a/b/c", "a/", "Demo", "x" * 5000, "é/x", "a/b@"):
-        assert code_of(name) == "model/not-a-model"
-
-
-def test_repo_ids_are_refused_for_now() -> None:
-    for name in ("owner/name", "owner/name@main", "a.b-c/d_e.f@refs/pr/1"):
-        assert code_of(name) == "model/hub-not-yet"
+    assert caught.value.text == (
+        "llama is not a directory, an alias (smollm2, smollm2-instruct, llama-8b, qwen3-0.6b, qwen3-8b, "
+        "qwen3-30b-a3b, decider-0.8b, smolvlm-256m, demo) or a Hugging Face repo id"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every directory")

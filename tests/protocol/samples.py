@@ -12,6 +12,7 @@ TABLES: dict[str, dict[str, type[Any]]] = {
     "events": m.EVENTS,
     "to_worker": m.TO_WORKER,
     "from_worker": m.FROM_WORKER,
+    "from_fetcher": m.FROM_FETCHER,
 }
 
 _TURNS: tuple[dict[str, Any], ...] = (
@@ -65,6 +66,7 @@ SAMPLES: tuple[m.Message, ...] = (
     m.Begin(9, encode(m.Generate(7, None, ({"type": "text", "text": "Once"},), 8)), 2048, "f32", 2, 1),
     m.Abort(9),
     m.Ready("2 threads, avx2", 8192, True, 269_000_000),
+    m.Planned("/cache/snapshots/0", 269_060_552, 1 << 20),
     m.Relay(9, encode(m.Delta("Paris", (12_095,)))),
 )
 

@@ -423,4 +423,4 @@ def test_the_tables_name_every_message_of_their_direction() -> None:
             for name in row.get(sender, {})
         }
         assert said == set(names)
-    assert set(TABLES) == {"requests", "events", "to_worker", "from_worker"}
+    assert set(TABLES) == {"requests", "events", "to_worker", "from_worker", "from_fetcher"}

@@ -66,7 +66,7 @@ def test_no_section_is_about_a_message_that_does_not_exist() -> None:
 def test_internal_messages_are_marked_as_such() -> None:
     before, internal = SPEC.split("## Between the daemon and its workers (internal)")
     inside = set(re.findall(r"^### `(.*)`$", internal, re.MULTILINE))
-    assert inside == (set(m.TO_WORKER) | set(m.FROM_WORKER)) - set(m.EVENTS)
+    assert inside == (set(m.TO_WORKER) | set(m.FROM_WORKER) | set(m.FROM_FETCHER)) - set(m.EVENTS)
     assert set(re.findall(r"^### `(.*)`$", before, re.MULTILINE)) == set(m.REQUESTS) | set(m.EVENTS)
 
 

@@ -1,0 +1,275 @@
+"""The border to huggingface_hub: its session, headers, locks and small downloads, for one repo.
+
+Its errors become refusals here. Where the library is more generous than caldrix, what its session sends
+and receives is looked at on the way: the token is for the endpoint alone, and no answer may name a place
+outside the cache, be a web page, or be packed so that it grows.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote, urlsplit
+
+from huggingface_hub import set_client_factory
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import WeakFileLock, build_hf_headers, get_session
+
+from caldrix_protocol.refusals import Refused
+from caldrixd.models.hub import COMMIT, Repo
+
+# The base of everything the library's HTTP package raises; which package that is depends on its version.
+NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
+
+MAX_LISTING = 32 << 20
+_ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9_-]{1,128}"?')
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a repo: bytes, and its digest: SHA-256 of an LFS file (64 hex digits), else git's SHA-1."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repo at one commit: the files at its top."""
+
+    commit: str
+    files: Mapping[str, File]
+
+
+class Hub:
+    """Requests for `repo`, which the user called `model`. `seconds` is how long a host may be silent."""
+
+    def __init__(self, endpoint: str, repo: Repo, model: str, cache: Path, seconds: float) -> None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Refused("hub/endpoint", value=endpoint)
+        self.endpoint = endpoint.rstrip("/")
+        self.repo = repo
+        self.model = model
+        self.cache = cache
+        self._seconds = seconds
+        usual = get_session()
+        client, hooks = type(usual), usual.event_hooks
+        set_client_factory(
+            lambda: client(
+                follow_redirects=True,
+                timeout=seconds,
+                headers={"accept-encoding": "identity"},
+                event_hooks={
+                    "request": [*hooks["request"], self._before],
+                    "response": [*hooks["response"], self._after],
+                },
+            )
+        )
+
+    @property
+    def page(self) -> str:
+        """Where a person reads about the repo, and accepts its terms."""
+        return f"{self.endpoint}/{self.repo.name}"
+
+    def listing(self) -> Listing:
+        """The commit of the revision and its files. Refused "hub/..."."""
+        url = f"{self.endpoint}/api/models/{self.repo.name}/revision/{quote(self.repo.revision, safe='')}"
+        with self.border():
+            listing = _listing(self._read(url))
+        if self.repo.pinned and listing.commit != self.repo.revision:
+            raise Refused("hub/moved", model=self.model, commit=self.repo.revision)
+        return listing
+
+    def digests(self, name: str) -> frozenset[str]:
+        """The digests of all files of another repo; none where the hub does not tell."""
+        try:
+            url = f"{self.endpoint}/api/models/{quote(name)}"
+            with self.border():
+                return frozenset(file.digest for file in _listing(self._read(url)).files.values())
+        except Refused:
+            return frozenset()
+
+    def download(self, name: str, commit: str) -> None:
+        """Have a small file in the snapshot of a commit, by the library. Refused "hub/..."."""
+        target = self.repo.snapshot(self.cache, commit) / name
+        if target.exists():
+            return
+        from huggingface_hub import hf_hub_download  # takes longer to import than a cached model to find
+
+        with self.border():
+            path = hf_hub_download(
+                self.repo.name, name, revision=commit, cache_dir=self.cache, endpoint=self.endpoint
+            )
+        if Path(path) != target:
+            raise Refused("hub/moved", model=self.model, commit=commit)
+
+    @contextmanager
+    def stream(self, name: str, commit: str, offset: int) -> Iterator[Any]:
+        """The response to a GET for a file from the byte `offset` on. Raises NetworkError."""
+        url = f"{self.endpoint}/{self.repo.name}/resolve/{commit}/{quote(name)}"
+        headers = build_hf_headers()
+        if offset:
+            headers["range"] = f"bytes={offset}-"
+        with get_session().stream("GET", url, headers=headers) as response:
+            yield response
+
+    @contextmanager
+    def lock(self, digest: str, seconds: float) -> Iterator[None]:
+        """Hold the library's own lock of a blob. TimeoutError after `seconds`."""
+        path = self.lock_path(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(path, timeout=seconds):
+            yield
+
+    def lock_path(self, digest: str) -> Path:
+        return self.cache / ".locks" / self.repo.storage(self.cache).name / f"{digest}.lock"
+
+    @contextmanager
+    def border(self) -> Iterator[None]:
+        """Every failure of the library and of the network becomes a refusal."""
+        try:
+            yield
+        except Refused:
+            raise
+        except HfHubHTTPError as error:
+            self.refuse_status(error.response)
+        except NetworkError as error:
+            raise self.failed(error) from None
+        except OSError as error:
+            self._refuse_os_error(error)
+        except ValueError as error:
+            raise Refused("hub/answer", model=self.model, reason=_line(error)) from None
+
+    def refuse_status(self, response: Any) -> NoReturn:
+        """Raise what a response that is no success means."""
+        status = response.status_code
+        asked_with_token = "authorization" in response.request.headers
+        code = response.headers.get("x-error-code", "")
+        known = {
+            "model": self.model,
+            "repo": self.repo.name,
+            "revision": self.repo.revision,
+            "url": self.page,
+        }
+        if self._origin(str(response.request.url)) != self._origin(self.endpoint):
+            raise Refused("hub/status", model=self.model, host=_host(response), status=status)
+        if status == 401 and not asked_with_token:
+            raise Refused("hub/no-token", **known)
+        if status == 401 and code != "GatedRepo":
+            raise Refused("hub/bad-token", **known)
+        if status in (401, 403):
+            raise Refused("hub/gated", **known)
+        if status == 404 and code == "EntryNotFound":
+            raise Refused("hub/no-file", model=self.model, file=urlsplit(str(response.request.url)).path)
+        if status == 404:
+            raise Refused("hub/no-revision" if code == "RevisionNotFound" else "hub/no-repo", **known)
+        raise Refused("hub/status", model=self.model, host=_host(response), status=status)
+
+    def failed(self, error: Exception) -> Refused:
+        """What an error of the network means."""
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        host = urlsplit(self.endpoint).netloc
+        if "TooManyRedirects" in kinds:
+            return Refused("hub/redirects", model=self.model)
+        if "TimeoutException" in kinds:
+            return Refused("hub/timeout", model=self.model, host=host, seconds=f"{self._seconds:g}")
+        return Refused("hub/unreachable", model=self.model, host=host, reason=_line(error))
+
+    def _refuse_os_error(self, error: OSError) -> NoReturn:
+        cause = error.__cause__
+        if isinstance(cause, HfHubHTTPError):
+            self.refuse_status(cause.response)
+        if isinstance(cause, NetworkError):
+            raise self.failed(cause) from None
+        if error.errno is None:
+            raise Refused("hub/answer", model=self.model, reason=_line(error)) from None
+        place = error.filename or self.cache
+        raise Refused("hub/cache", path=place, reason=error.strerror or error) from None
+
+    def _read(self, url: str) -> Any:
+        """The JSON at an address of the hub's API, of at most MAX_LISTING bytes."""
+        with get_session().stream(
+            "GET", url, params={"blobs": "true"}, headers=build_hf_headers()
+        ) as response:
+            if response.status_code != 200:
+                self.refuse_status(response)
+            body = bytearray()
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > MAX_LISTING:
+                    raise ValueError(f"its listing has over {MAX_LISTING} bytes")
+        try:
+            return json.loads(body)
+        except RecursionError:
+            raise ValueError("its listing is nested too deeply") from None
+
+    def _before(self, request: Any) -> None:
+        """Of every request, also one that follows a redirect."""
+        url = str(request.url)
+        if self._origin(url) != self._origin(self.endpoint):
+            request.headers.pop("authorization", None)
+        if self.endpoint.startswith("https:") and not url.startswith("https:"):
+            raise Refused("hub/insecure", model=self.model, host=urlsplit(url).netloc)
+
+    def _after(self, response: Any) -> None:
+        headers = response.headers
+        if response.status_code == 200 and headers.get("content-type", "").startswith("text/html"):
+            raise Refused("hub/web-page", model=self.model, host=_host(response))
+        if headers.get("content-encoding", "identity") != "identity":
+            raise Refused("hub/answer", model=self.model, reason="it is packed, which was not asked for")
+        if response.request.method == "HEAD":
+            for name, allowed in (("etag", _ETAG), ("x-linked-etag", _ETAG), ("x-repo-commit", COMMIT)):
+                if name in headers and not allowed.fullmatch(headers[name]):
+                    raise Refused("hub/answer", model=self.model, reason=f"its {name} is no name of a file")
+
+    @staticmethod
+    def _origin(url: str) -> tuple[str, str, int | None]:
+        parts = urlsplit(url)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port
+
+
+def _listing(answer: Any) -> Listing:
+    commit = answer.get("sha") if type(answer) is dict else None
+    if type(commit) is not str or not COMMIT.fullmatch(commit):
+        raise ValueError("its listing names no commit")
+    siblings = answer.get("siblings")
+    if type(siblings) is not list:
+        raise ValueError("its listing has no files")
+    files = [file for item in siblings if (file := _file(item)) is not None]
+    return Listing(commit, {file.name: file for file in files})
+
+
+def _file(item: Any) -> File | None:
+    """A file at the top of a repo with what is needed to fetch it; None for any other entry."""
+    if type(item) is not dict:
+        return None
+    name, size, digest = item.get("rfilename"), item.get("size"), item.get("blobId")
+    lfs = item.get("lfs")
+    if type(lfs) is dict:
+        size, digest = lfs.get("size"), lfs.get("sha256")
+    if type(name) is not str or not name.isascii() or not name.isprintable() or "/" in name or "\\" in name:
+        return None
+    if name.startswith(".") or type(size) is not int or size < 0:
+        return None
+    if type(digest) is not str or not _DIGEST.fullmatch(digest):
+        return None
+    return File(name, size, digest)
+
+
+def _host(response: Any) -> str:
+    return urlsplit(str(response.request.url)).netloc
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,156 @@
+"""The Hugging Face cache as its library lays it out, looked at without the library and without a connection.
+
+<cache>/models--owner--name/refs/main             the commit that "main" was
+                           /snapshots/<commit>/   links, by name, to
+                           /blobs/<etag>          the files
+                           /.caldrix/<commit>     ours: which files a model needs, and their sizes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from caldrix_protocol.refusals import Refused
+from caldrixd.json_file import read_object
+from caldrixd.models import files
+
+OFFLINE_VARIABLES = ("CALDRIX_OFFLINE", "HF_HUB_OFFLINE")
+DEFAULT_ENDPOINT = "https://huggingface.co"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+MAX_RECORD = 1 << 20
+
+
+def offline_variable(environment: Mapping[str, str]) -> str | None:
+    """The variable that forbids connections, if one is set to more than a no."""
+    for variable in OFFLINE_VARIABLES:
+        if environment.get(variable, "").strip().lower() not in ("", "0", "no", "off", "false"):
+            return variable
+    return None
+
+
+def cache_root(environment: Mapping[str, str]) -> Path:
+    """Where the library keeps its cache in this environment. Refused "socket/no-home"."""
+    if named := environment.get("HF_HUB_CACHE"):
+        return Path(named)
+    if home := environment.get("HF_HOME"):
+        return Path(home) / "hub"
+    if cache := environment.get("XDG_CACHE_HOME"):
+        return Path(cache) / "huggingface" / "hub"
+    if not environment.get("HOME"):
+        raise Refused("socket/no-home")
+    return Path(environment["HOME"]) / ".cache" / "huggingface" / "hub"
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repo on the hub, "owner/name", at a revision: a branch, a tag or a commit."""
+
+    name: str
+    revision: str
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit, which never changes."""
+        return bool(COMMIT.fullmatch(self.revision))
+
+    def storage(self, cache: Path) -> Path:
+        return cache / ("models--" + self.name.replace("/", "--"))
+
+    def snapshot(self, cache: Path, commit: str) -> Path:
+        return self.storage(cache) / "snapshots" / commit
+
+    def record(self, cache: Path, commit: str) -> Path:
+        return self.storage(cache) / ".caldrix" / commit
+
+    def reference(self, cache: Path) -> Path:
+        return self.storage(cache) / "refs" / self.revision
+
+    def commit(self, cache: Path) -> str | None:
+        """The commit that the cache knows for the revision."""
+        if self.pinned:
+            return self.revision
+        try:
+            text = self.reference(cache).read_text("ascii").strip()
+        except (OSError, ValueError):
+            return None
+        return text if COMMIT.fullmatch(text) else None
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What the cache holds of a repo at a revision. `missing` are names of files; `certain` is False where
+    the hub alone knows whether that is all."""
+
+    directory: Path
+    missing: tuple[str, ...]
+    certain: bool
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+
+def look(repo: Repo, cache: Path) -> Cached | None:
+    """None when the cache knows no commit for the revision, or has none of its files."""
+    commit = repo.commit(cache)
+    if commit is None:
+        return None
+    directory = repo.snapshot(cache, commit)
+    if not directory.is_dir():
+        return None
+    recorded = _recorded(repo.record(cache, commit))
+    if recorded is None:
+        return _judged(directory)
+    return Cached(directory, lacking(directory, recorded), certain=True)
+
+
+def lacking(directory: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The files that are not there, or not with their size in bytes."""
+    return tuple(name for name, size in sizes.items() if _size(directory / name) != size)
+
+
+def write_record(path: Path, sizes: Mapping[str, int]) -> None:
+    """Keep which files a model needs, whole or not at all. OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps({"sizes": dict(sizes)}, indent=1) + "\n", "utf-8")
+    partial.rename(path)
+
+
+def _recorded(path: Path) -> dict[str, int] | None:
+    """The sizes by name; None where there is no record that can be used."""
+    try:
+        sizes = read_object(path, MAX_RECORD).get("sizes")
+    except Refused:
+        return None
+    if type(sizes) is not dict or any(type(size) is not int for size in sizes.values()):
+        return None
+    return sizes if all(Path(name).name == name for name in sizes) else None
+
+
+def _judged(directory: Path) -> Cached:
+    """A snapshot that another program fetched: the model's own files say what belongs to it."""
+    missing = [] if (directory / "config.json").is_file() else ["config.json"]
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        missing.append("tokenizer.json")
+    certain = any((directory / name).exists() for name in (files.SINGLE, files.INDEX))
+    try:
+        files.weight_files(directory)
+    except Refused as refused:
+        if refused.code == "weights/index-absent":
+            missing += str(refused.fields["names"]).split(", ")
+        elif refused.code == "model/no-safetensors":
+            missing.append("*.safetensors")
+    return Cached(directory, tuple(missing), certain)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
