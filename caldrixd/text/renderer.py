@@ -1,8 +1,6 @@
-"""Renders chat templates, in a process of its own with hard limits: a template is code of a stranger.
+"""Renders chat templates, in a confined process: a template is code of a stranger.
 
-Run as a script by template.py; imports nothing of ours. Frames on stdin and stdout: a u32 big-endian
-length and a JSON object. Request: source, messages, variables, now. Answer: outcome, text. Ends at
-the end of stdin, so it never outlives its parent by more than one render.
+Run by template.py. Request: source, messages, variables, now. Answer: outcome, text.
 """
 
 from __future__ import annotations
@@ -10,11 +8,10 @@ from __future__ import annotations
 import codecs
 import json
 import pprint
-import resource
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 import jinja2.constants
 import jinja2.debug
@@ -22,6 +19,8 @@ from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from caldrixd.text.confined import limit_process, serve
 
 # Wanted inside functions of jinja2 and of the standard library, when no file can be opened any more.
 PRELOADED = (jinja2.constants, jinja2.debug, pprint, codecs.lookup("unicode-escape"))
@@ -114,32 +113,9 @@ def answer(request: dict[str, Any], compiled: Callable[[str], jinja2.Template], 
         return {"outcome": "failed", "text": f"{type(error).__name__}: {error}"[:MAX_REASON]}
 
 
-def limit_process(memory: int) -> None:
-    """No more memory than `memory` bytes, no new file, process or core dump."""
-    for kind, most in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_NOFILE, 3),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (lowest, lowest))
-
-
-def limit_seconds(seconds: int) -> None:
-    """The processor time from now on; passing it ends the process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
-    )
-
-
-def serve(requests: BinaryIO, answers: BinaryIO, *, seconds: int, limit: int) -> None:
-    """Answer requests until the end of input, or until one used up the memory."""
+def main() -> None:
+    memory, seconds, limit = map(int, sys.argv[1:])
+    limit_process(memory)
     made = environment()
     templates: dict[str, jinja2.Template] = {}
 
@@ -149,21 +125,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, *, seconds: int, limit: int) ->
             templates[source] = made.from_string(source)
         return templates[source]
 
-    while len(prefix := requests.read(4)) == 4:
-        limit_seconds(seconds)
-        request = json.loads(requests.read(int.from_bytes(prefix)).decode("utf-8", "surrogatepass"))
-        reply = answer(request, compiled, limit)
-        body = json.dumps(reply).encode()
-        answers.write(len(body).to_bytes(4) + body)
-        answers.flush()
-        if reply["outcome"] == "memory":
-            return
-
-
-def main() -> None:
-    memory, seconds, limit = map(int, sys.argv[1:])
-    limit_process(memory)
-    serve(sys.stdin.buffer, sys.stdout.buffer, seconds=seconds, limit=limit)
+    serve(lambda request: answer(request, compiled, limit), seconds=seconds)
 
 
 if __name__ == "__main__":

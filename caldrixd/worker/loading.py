@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,17 +51,18 @@ def load(wanted: Load, environment: Mapping[str, str], report: Report) -> Model:
     spec = gate.read_spec(directory)
     family = FAMILIES[spec.architecture]
     plan = family.build(spec)
-    words = tokenizer.load(directory, spec)
     turns = template.load(directory)
     checkpoint = weights.open_checkpoint(directory, family.stacked)
     checkpoint.check(plan, family.ignored, architecture=spec.architecture)
     report("status/loading", {"model": directory.name, "size": checkpoint.size // 1_000_000})
-    program = LANES[wanted.lane](
-        plan,
-        checkpoint.tensors,
-        report=report,
-        variant=Variant(wanted.isa, wanted.kernels),
-        environment=environment,
-    )
+    with ThreadPoolExecutor(1) as beside:
+        words = beside.submit(tokenizer.load, directory, spec)
+        program = LANES[wanted.lane](
+            plan,
+            checkpoint.tensors,
+            report=report,
+            variant=Variant(wanted.isa, wanted.kernels),
+            environment=environment,
+        )
     cache_bytes = min(fit.available_memory() // 4, MOST_CACHE_BYTES)
-    return Model(spec, words, turns, program, Engine(program, cache_bytes=cache_bytes))
+    return Model(spec, words.result(), turns, program, Engine(program, cache_bytes=cache_bytes))

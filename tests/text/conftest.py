@@ -15,7 +15,8 @@ from tokenizers import decoders, models, normalizers, processors
 from caldrixd.models import gate
 from caldrixd.spec import ModelSpec
 from caldrixd.text import template, tokenizer
-from caldrixd.text.template import ChatTemplate, Limits
+from caldrixd.text.child import Limits
+from caldrixd.text.template import LIMITS, ChatTemplate
 from caldrixd.text.tokenizer import Tokenizer
 from tests.support.models import tiny
 
@@ -74,9 +75,7 @@ def make_template(tmp_path: Path) -> Iterator[MakeTemplate]:
     """Load a chat template from source text, with a clock that stands still."""
     made: list[ChatTemplate] = []
 
-    def make(
-        source: str, *, config: dict[str, Any] | None = None, limits: Limits | None = None
-    ) -> ChatTemplate:
+    def make(source: str, *, config: dict[str, Any] | None = None, limits: Limits = LIMITS) -> ChatTemplate:
         (tmp_path / "chat_template.jinja").write_bytes(source.encode("utf-8", "surrogatepass"))
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config or {}))
         loaded = template.load(tmp_path, clock=lambda: datetime(2024, 7, 3, 9, 5), limits=limits)

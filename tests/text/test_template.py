@@ -7,18 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caldrix_protocol.refusals import MESSAGE, RUN, Refused
-from caldrixd.text import renderer, template
-from caldrixd.text.template import Limits
+from caldrixd.text import confined, renderer, template
+from caldrixd.text.template import LIMITS
 from tests.text.conftest import TINY, MakeTemplate
 
 USER = [{"role": "user", "content": "hi"}]
-QUICK = Limits(seconds=1)
+QUICK = replace(LIMITS, seconds=1)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ MEMORY = (
 
 @pytest.mark.parametrize("source", MEMORY)
 def test_a_memory_bomb_costs_one_sentence(make_template: MakeTemplate, source: str) -> None:
-    loaded = make_template(source, limits=Limits(memory=200 << 20))
+    loaded = make_template(source, limits=replace(LIMITS, memory=200 << 20))
     with pytest.raises(Refused) as caught:
         loaded.render(USER)
     assert caught.value.code == "template/memory"
@@ -222,7 +223,7 @@ def test_a_template_that_is_endless_to_compile_is_stopped(make_template: MakeTem
     ],
 )
 def test_an_output_over_the_limit_is_stopped(make_template: MakeTemplate, source: str) -> None:
-    loaded = make_template(source, limits=Limits(output=1000))
+    loaded = make_template(source, limits=replace(LIMITS, output=1000))
     with pytest.raises(Refused) as caught:
         loaded.render(USER)
     assert caught.value.code == "template/too-long"
@@ -230,7 +231,7 @@ def test_an_output_over_the_limit_is_stopped(make_template: MakeTemplate, source
 
 
 def test_an_output_of_the_limit_is_whole(make_template: MakeTemplate) -> None:
-    loaded = make_template("{{ 'é' * 500 }}", limits=Limits(output=1000))
+    loaded = make_template("{{ 'é' * 500 }}", limits=replace(LIMITS, output=1000))
     assert loaded.render(USER) == "é" * 500
 
 
@@ -281,8 +282,8 @@ def test_the_next_render_after_each_failure_works(make_template: MakeTemplate) -
 def test_a_killed_renderer_is_one_refusal(make_template: MakeTemplate) -> None:
     loaded = make_template("{{ messages[0].content }}")
     assert loaded.render(USER) == "hi"
-    os.kill(loaded._process.pid, signal.SIGSEGV)
-    os.waitid(os.P_PID, loaded._process.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(loaded._child.pid, signal.SIGSEGV)
+    os.waitid(os.P_PID, loaded._child.pid, os.WEXITED | os.WNOWAIT)
     assert loaded.render(USER) == "hi"
 
 
@@ -306,7 +307,7 @@ def test_the_renderer_ends_with_its_parent() -> None:
 def test_the_renderer_can_open_and_start_nothing() -> None:
     check = (
         "import importlib.util, os, resource, sys\n"
-        f"spec = importlib.util.spec_from_file_location('renderer', {str(renderer.__file__)!r})\n"
+        f"spec = importlib.util.spec_from_file_location('confined', {str(confined.__file__)!r})\n"
         "module = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "module.limit_process(512 << 20)\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ import tokenizers
 
 from caldrix_protocol.refusals import MESSAGE, RUN, Refused
 from caldrixd.spec import ModelSpec
-from caldrixd.text import tokenizer
-from caldrixd.text.tokenizer import Tokenizer
+from caldrixd.text import encoder, tokenizer
+from caldrixd.text.child import Limits
+from caldrixd.text.tokenizer import LIMITS, MIB, Tokenizer
 from tests.text.conftest import TINY, byte_fallback_model
 
 TEXTS = (
@@ -162,13 +165,130 @@ def test_ids_outside_the_models_vocabulary_are_refused(spec: ModelSpec) -> None:
     assert tokenizer.load(TINY, replace(spec, vocab_size=1, bos_id=None)).bos_id is None
 
 
-def test_too_many_added_tokens_are_refused(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+QUICK = replace(LIMITS, seconds=1)
+SMALL = replace(LIMITS, memory=300 * MIB)
+DOUBLES = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+def sequence(normalizer: dict[str, Any], count: int) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [normalizer] * count}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "limits", "words"),
+    [
+        (
+            sequence(DOUBLES, 40),
+            SMALL,
+            "the tokenizer of this model used more than 300 MiB of memory on this text and was stopped",
+        ),
+        (
+            {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * (1 << 20)},
+            SMALL,
+            "the tokenizer of this model used more than 300 MiB of memory on this text and was stopped",
+        ),
+        (
+            sequence({"type": "Replace", "pattern": {"Regex": "[ab]+(?<!a|b)"}, "content": "a"}, 500),
+            QUICK,
+            "the tokenizer of this model ran for over 1 s on this text and was stopped",
+        ),
+    ],
+    ids=["doubles", "one long", "slow"],
+)
+def test_a_bomb_costs_one_message_and_the_next_is_answered(
+    spec: ModelSpec, tmp_path: Path, normalizer: dict[str, Any], limits: Limits, words: str
 ) -> None:
-    monkeypatch.setattr(tokenizer, "MAX_ADDED_TOKENS", 2)
+    loaded = tokenizer.load(copied(tmp_path, normalizer=normalizer), spec, limits)
     with pytest.raises(Refused) as caught:
-        tokenizer.load(TINY, spec)
-    assert caught.value.code == "tokenizer/invalid"
+        loaded.encode("ab" * 2000, add_special=True)
+    assert caught.value.text == words
+    assert caught.value.kind == MESSAGE
+    assert loaded.encode("x", add_special=True) == [90]
+
+
+def test_a_file_that_takes_too_much_to_read_is_refused(spec: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(with_tokens(tmp_path, *(letter * 1_000_000 for letter in "abcdef")), spec, SMALL)
+    assert caught.value.text == ("tokenizer.json cannot be used: reading it took more than 300 MiB of memory")
+
+
+def with_tokens(tmp_path: Path, *contents: str) -> Path:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    added = [{"id": 512 + index, "content": content, **flags} for index, content in enumerate(contents)]
+    return copied(tmp_path, added_tokens=added)
+
+
+def test_a_token_that_is_longer_than_any_word(spec: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(with_tokens(tmp_path, "a" * 70_000), spec)
+    assert caught.value.text == (
+        "tokenizer.json cannot be used: it has a token of 70000 characters, over 65536"
+    )
+
+
+def test_two_tokens_with_one_id(spec: ModelSpec, tmp_path: Path) -> None:
+    model = json.loads((TINY / "tokenizer.json").read_text("utf-8"))["model"]
+    model["vocab"]["again"] = 300
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(copied(tmp_path, model=model), spec)
+    assert caught.value.text == "tokenizer.json cannot be used: two of its tokens have the same id"
+
+
+def test_too_many_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (TINY / "tokenizer.json").read_text("utf-8")
+    assert encoder.load(source).get_vocab_size() == 512
+    monkeypatch.setattr(encoder, "MAX_ADDED_TOKENS", 2)
+    with pytest.raises(encoder.Unusable, match="it adds 3 tokens to its vocabulary, over 2"):
+        encoder.load(source)
+    monkeypatch.setattr(encoder, "MAX_TOKENS", 511)
+    with pytest.raises(encoder.Unusable, match="it has 512 tokens, over 511"):
+        encoder.load(source)
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "ab"}, "content": "xy"}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "reason"),
+    [
+        ({**REPLACE, "content": "xyz"}, "its decoder replaces by a regular expression or by a longer text"),
+        (
+            {**REPLACE, "pattern": {"Regex": "a+"}},
+            "its decoder replaces by a regular expression or by a longer text",
+        ),
+        ({"type": "Sequence", "decoders": [REPLACE] * 65}, "its decoder has over 64 steps"),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [{"type": "Sequence", "decoders": [{**REPLACE, "content": "xyz"}]}],
+            },
+            "its decoder replaces by a regular expression or by a longer text",
+        ),
+    ],
+)
+def test_a_decoder_that_could_make_a_text_grow(
+    spec: ModelSpec, tmp_path: Path, decoder: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        tokenizer.load(copied(tmp_path, decoder=decoder), spec)
+    assert caught.value.text == f"tokenizer.json cannot be used: {reason}"
+
+
+def test_a_decoder_as_converted_models_have_it(spec: ModelSpec, tmp_path: Path) -> None:
+    steps = {"type": "Sequence", "decoders": [REPLACE, {"type": "Fuse"}]}
+    loaded = tokenizer.load(copied(tmp_path, decoder=steps), spec)
+    ids = loaded.encode("ab", add_special=False)
+    assert loaded.decode(ids) == "".join(
+        {"ab": "xy"}.get(token, token) for token in (loaded._vocabulary.tokens[id_] for id_ in ids)
+    )
+    assert tokenizer.load(copied(tmp_path, decoder=None), spec).decode([90, 90]) == "x x"
+
+
+def test_an_encoder_that_was_killed_is_started_again(byte_level: Tokenizer) -> None:
+    expected = byte_level.encode("text", add_special=True)
+    os.kill(byte_level._child.pid, signal.SIGSEGV)
+    os.waitid(os.P_PID, byte_level._child.pid, os.WEXITED | os.WNOWAIT)
+    assert byte_level.encode("text", add_special=True) == expected
 
 
 def test_decode_leaves_out_special_tokens_alone(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
