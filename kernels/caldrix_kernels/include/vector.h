@@ -74,6 +74,17 @@ INLINE reg reg_min(reg a, reg b) { return _mm_min_ps(a, b); }
 #define QUARTERS(v) {(v).part[0], (v).part[1], (v).part[2], (v).part[3]}
 #endif
 
+// The upper bfloat16 of each lane, widened.
+INLINE reg reg_upper_bf16(ireg words)
+{
+#if REGISTER_LANES == 8
+    // A mask would take one register more than there are beside twelve sums.
+    return (reg)_mm256_slli_epi32(_mm256_srli_epi32((__m256i)words, 16), 16);
+#else
+    return (reg)(words & 0xFFFF0000);
+#endif
+}
+
 #if REGISTER_LANES == 8 && defined(__F16C__)
 INLINE reg reg_widen_f16(half_reg halves) { return _mm256_cvtph_ps((__m128i)halves); }
 #elif REGISTER_LANES < 16

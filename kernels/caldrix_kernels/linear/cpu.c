@@ -21,7 +21,7 @@ INLINE reg weights_at(int form, int part, int64_t w, int i)
 {
     if (form == AT_BF16) {
         ireg words = load_ireg(w + 4 * REGISTER_LANES * i);
-        return (reg)(part == 0 ? words << 16 : words & 0xFFFF0000);
+        return part == 0 ? (reg)(words << 16) : reg_upper_bf16(words);
     }
     if (form == AT_F16) return reg_widen_f16(load_half_reg(w + 2 * REGISTER_LANES * i));
     return load_reg(w + 4 * REGISTER_LANES * i);
