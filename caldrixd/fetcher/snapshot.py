@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +16,16 @@ from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import transfer
 from caldrixd.fetcher.library import File, Hub, Listing
 from caldrixd.fetcher.transfer import Patience
-from caldrixd.json_file import read_object
+from caldrixd.json_file import read_bytes, read_object
 from caldrixd.models import files, gate
 from caldrixd.models.hub import Repo, lacking, look, write_record
 from caldrixd.models.resolve import parse_repo
+from caldrixd.text import files as text_files
 
 CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
 ADAPTER = "adapter_config.json"
-# Beside config.json, the index and the weights: what a model's text needs, where the repo has it.
-SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+# Beside config.json, the tokenizer, the index and the weights: what is wanted where the repo has it.
+SMALL_FILES = ("generation_config.json", "chat_template.jinja")
 MAX_SMALL = 64 << 20  # bytes
 MIB = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -85,7 +85,8 @@ class Snapshot:
         self._need(CONFIG)
         self._check_early()
         weights = self._weights()
-        small = [name for name in (TOKENIZER, *SMALL_FILES) if name in self._listing.files]
+        listed = self._listing.files
+        small = [*text_files.needed(listed), *(name for name in SMALL_FILES if name in listed)]
         self._sizes |= {name: self._listing.files[name].size for name in small}
         self._sizes |= {file.name: file.size for file in weights}
         write_record(self._job.repo.record(self._job.cache, self._listing.commit), self._sizes)
@@ -130,19 +131,34 @@ class Snapshot:
         path = self._directory / name
         if not lacking(self._directory, {name: file.size}):
             return
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.realpath(path))
+        self._remove(path)
         self._hub.download(name, self._listing.commit)
         self._say_downloaded(file)
 
+    def _read(self, name: str, limit: int) -> bytes:
+        """A small file, got first where it is not there yet."""
+        self._need(name, limit)
+        return read_bytes(self._directory / name, limit)
+
+    def _remove(self, path: Path) -> None:
+        """A link of the snapshot, and what it leads to if that is a blob of this repo."""
+        target = Path(os.path.realpath(path))
+        if target.parent == Path(os.path.realpath(self._blobs)):
+            target.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
     def _check_early(self) -> None:
-        """What config.json and the names of the files tell."""
+        """What config.json, the names of the files and small files of the tokenizer tell."""
         try:
             gate.read_spec(self._directory)
+            text_files.check(self._listing.files, self._read, "repo")
         except Refused as refused:
-            raise Refused("hub/refused-early", model=self._job.model, reason=refused.text) from None
-        if TOKENIZER not in self._listing.files:
-            raise Refused("hub/missing-files", model=self._job.model, file=TOKENIZER)
+            model = self._job.model
+            if refused.code == "tokenizer/missing":
+                raise Refused("hub/missing-files", model=model, file=text_files.TOKENIZER) from None
+            if self._sizes.keys() == {CONFIG} and not refused.code.startswith("hub/"):
+                raise Refused("hub/refused-early", model=model, reason=refused.text) from None
+            raise
         if not any(name.endswith(".safetensors") for name in self._listing.files):
             raise Refused("hub/no-safetensors", model=self._job.model)
 

@@ -28,10 +28,11 @@ from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.lanes.lane import Variant
 from caldrixd.lanes.variant import settle
 from caldrixd.models import fit, gate
-from caldrixd.models.files import INDEX
-from caldrixd.models.resolve import check_files, resolve
+from caldrixd.models.files import INDEX, weight_files
+from caldrixd.models.resolve import check_directory, resolve
 from caldrixd.plan.plan import Plan
 from caldrixd.spec import ModelSpec
+from caldrixd.text import files as text_files
 from caldrixd.worker.process import LOADING, Key, Worker
 
 # What a lane's worker needs in its environment, given a private directory for caches and an ISA.
@@ -41,9 +42,8 @@ DEFAULT_CTX = 2048
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
     "chat_template.jinja",
+    *text_files.NAMES,
     INDEX,
 )
 
@@ -152,8 +152,10 @@ def _inspect(directory: Path, lane: str, variant: Variant) -> Found:
 
 
 def _found(directory: Path, lane: str, variant: Variant) -> Found:
-    weights = check_files(directory)
+    check_directory(directory)
     spec = gate.read_spec(directory)
+    text_files.check_directory(directory)
+    weights = weight_files(directory)
     return Found(
         key=Key(_real_path(directory), _identity(directory, weights), lane, variant.isa, variant.kernels),
         spec=spec,

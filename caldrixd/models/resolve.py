@@ -9,7 +9,6 @@ from pathlib import Path
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import reason_of
 from caldrixd.models import aliases
-from caldrixd.models.files import weight_files
 from caldrixd.models.hub import Repo
 
 DEFAULT_REVISION = "main"
@@ -33,7 +32,7 @@ class ResolvedModel:
 def resolve(name: str) -> ResolvedModel:
     """An absolute directory, an alias or a repo id. Refused "model/..." for everything else.
 
-    A directory is not looked into; `check_files` does that.
+    A directory is not looked into; `check_directory` does that.
     """
     if name.startswith(("/", "./", "../", "~")):
         return ResolvedModel(name, directory=_directory(name))
@@ -66,10 +65,7 @@ def _directory(name: str) -> Path:
     return path
 
 
-def check_files(directory: Path) -> tuple[str, ...]:
-    """The weight files of a model, if all its files are there. Refused by what lacks."""
+def check_directory(directory: Path) -> None:
+    """Whether a directory can be a model at all. Refused "model/missing-files"."""
     if not (directory / "config.json").exists():
         raise Refused("model/missing-files", path=directory)
-    if not (directory / "tokenizer.json").exists():
-        raise Refused("tokenizer/missing", path=directory)
-    return weight_files(directory)

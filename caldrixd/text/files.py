@@ -16,6 +16,8 @@ from caldrixd.text.config import FILE as CONFIG
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER = 64 << 20
+# All that a tokenizer is made of; each is small beside weights.
+NAMES = (TOKENIZER, CONFIG, VOCABULARY, MERGES, SPECIAL, ADDED)
 
 # How files of other kinds are named, and what they hold.
 OTHER_KINDS: Mapping[str, str] = MappingProxyType(
@@ -47,9 +49,14 @@ def check(names: Collection[str], read: Read, holder: str) -> None:
 
 
 def needed(names: Collection[str]) -> tuple[str, ...]:
-    """Those of `names` that the tokenizer is made of; all are small beside weights."""
-    made_of = (TOKENIZER, CONFIG) if TOKENIZER in names else (CONFIG, VOCABULARY, MERGES, SPECIAL, ADDED)
+    """Those of `names` that the tokenizer is made of."""
+    made_of = (TOKENIZER, CONFIG) if TOKENIZER in names else NAMES
     return tuple(name for name in made_of if name in names)
+
+
+def check_directory(directory: Path) -> None:
+    """The same of a model directory."""
+    check(*_on_disk(directory), "model")
 
 
 def source(directory: Path) -> tuple[str, bytes]:
@@ -57,17 +64,18 @@ def source(directory: Path) -> tuple[str, bytes]:
 
     Refused "tokenizer/..." or "config/...".
     """
+    names, read = _on_disk(directory)
+    if TOKENIZER in names:
+        return TOKENIZER, read(TOKENIZER, MAX_TOKENIZER)
+    return VOCABULARY, json.dumps(_converted(names, read, "model")).encode()
+
+
+def _on_disk(directory: Path) -> tuple[Collection[str], Read]:
     try:
         names = {path.name for path in directory.iterdir()}
     except OSError as error:
         raise Refused("model/not-readable", path=directory, reason=reason_of(error)) from None
-
-    def read(name: str, limit: int) -> bytes:
-        return read_bytes(directory / name, limit)
-
-    if TOKENIZER in names:
-        return TOKENIZER, read(TOKENIZER, MAX_TOKENIZER)
-    return VOCABULARY, json.dumps(_converted(names, read, "model")).encode()
+    return names, lambda name, limit: read_bytes(directory / name, limit)
 
 
 def _converted(names: Collection[str], read: Read, holder: str) -> dict[str, Any]:

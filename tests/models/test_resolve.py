@@ -10,7 +10,7 @@ import pytest
 from caldrix_protocol.refusals import Refused
 from caldrixd.models import aliases
 from caldrixd.models.hub import Repo
-from caldrixd.models.resolve import ResolvedModel, check_files, resolve
+from caldrixd.models.resolve import ResolvedModel, check_directory, resolve
 from tests.models.conftest import ModelDirectory
 
 
@@ -110,16 +110,9 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def test_the_files_of_a_model(model: ModelDirectory, tmp_path: Path) -> None:
-    def code() -> str:
-        with pytest.raises(Refused) as caught:
-            check_files(tmp_path)
-        return caught.value.code
-
-    assert code() == "tokenizer/missing"
-    model.write("tokenizer.json", "{}")
-    assert code() == "model/no-safetensors"
-    model.write_weights()
-    assert check_files(tmp_path) == ("model.safetensors",)
-    (tmp_path / "config.json").unlink()
-    assert code() == "model/missing-files"
+def test_a_directory_without_a_config_is_no_model(model: ModelDirectory) -> None:
+    check_directory(model.path)
+    (model.path / "config.json").unlink()
+    with pytest.raises(Refused) as caught:
+        check_directory(model.path)
+    assert caught.value.code == "model/missing-files"
