@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
@@ -35,11 +36,14 @@ def choose(directory: Path, names: Collection[str]) -> tuple[str, ...]:
         return (SINGLE,)
     if INDEX in names:
         return _indexed(directory, names)
-    weights = sorted(name for name in names if name.endswith(".safetensors"))
+    weights = sorted(name for name in names if fnmatchcase(name, "[!.]*.safetensors") and "/" not in name)
     if not weights:
         raise Refused("model/no-safetensors", path=directory)
     if len(weights) > MAX_FILES:
         raise Refused("weights/header", file=weights[0], reason=f"it is one of {len(weights)} weight files")
+    for name in weights:
+        if not _FILE_NAME.fullmatch(name):
+            raise Refused("weights/header", file=ascii(name)[:200], reason="its name is not a bare file name")
     return tuple(weights)
 
 
@@ -56,6 +60,10 @@ def _indexed(directory: Path, present: Collection[str]) -> tuple[str, ...]:
     for name in names:
         if not _FILE_NAME.fullmatch(name):
             raise Refused("weights/index-name", file=INDEX, name=ascii(name)[:200])
+    twins = {name.casefold(): name for name in names}
+    if other := next((name for name in names if twins[name.casefold()] != name), None):
+        reason = f"it names {other} and {twins[other.casefold()]}, which are one file on some disks"
+        raise Refused("weights/index-invalid", file=INDEX, reason=reason)
     absent = [name for name in names if name not in present]
     if absent:
         shown = ", ".join(absent[:8]) + (", ..." if len(absent) > 8 else "")

@@ -16,6 +16,7 @@ from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.models import files, gate, weights
 from tests.models.conftest import CONFIG, ModelDirectory
+from tests.support.hostile import HOSTILE_NAMES, TWINS
 from tests.support.models import TINY, tiny
 
 INDEX = "model.safetensors.index.json"
@@ -101,27 +102,7 @@ def test_an_index_key_without_its_tensor_matters_only_if_needed(model: ModelDire
     check(model)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../x.safetensors",
-        "a/../../x.safetensors",
-        "/etc/x.safetensors",
-        "C:\\x.safetensors",
-        "D:x.safetensors",
-        "\\\\h\\s\\x.safetensors",
-        "x\0.safetensors",
-        "CON",
-        "model.safetensors.index.json",
-        "x" * 300 + ".safetensors",
-        ".hidden.safetensors",
-        "x.SAFETENSORS",
-        "ｘ.safetensors",
-        "x\u2215y.safetensors",
-        "x.safetensors\n",
-        "",
-    ],
-)
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 def test_an_index_names_bare_file_names_only(model: ModelDirectory, name: str) -> None:
     write_index(model, {"a": name})
     caught = refused(model)
@@ -129,6 +110,42 @@ def test_an_index_names_bare_file_names_only(model: ModelDirectory, name: str) -
     assert caught.text.startswith(INDEX)
     assert "which is not a bare file name" in caught.text
     assert caught.text.isprintable()
+
+
+def test_an_index_of_names_that_are_one_file_on_some_disks(model: ModelDirectory) -> None:
+    write_index(model, dict(zip("ab", TWINS, strict=True)))
+    caught = refused(model)
+    assert caught.code == "weights/index-invalid"
+    assert all(name in caught.text for name in TWINS)
+
+
+def test_a_link_that_leads_out_says_nothing_of_what_it_leads_to(model: ModelDirectory) -> None:
+    secret = model.path / "secret"
+    secret.write_text('{"password": "hunter2"}' * 9)
+    model.path.joinpath("x.safetensors").symlink_to(secret)
+    write_index(model, {"a": "x.safetensors"})
+    caught = refused(model)
+    assert caught.code == "weights/header"
+    assert "hunter2" not in caught.text
+
+
+def test_without_an_index_only_bare_names_count(tmp_path: Path) -> None:
+    names = ("b.safetensors", "a.safetensors", "sub/x.safetensors", ".x.safetensors", "x.bin", "safetensors")
+    assert files.choose(tmp_path, names) == ("a.safetensors", "b.safetensors")
+    for name in ("ｘ.safetensors", "C:\\x.safetensors", "x\0.safetensors", "x" * 300 + ".safetensors"):
+        with pytest.raises(Refused) as caught:
+            files.choose(tmp_path, ("a.safetensors", name))
+        assert caught.value.text.endswith("its name is not a bare file name")
+
+
+def test_a_listing_is_enough_to_choose_from(model: ModelDirectory) -> None:
+    write_index(model, {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"})
+    listed = (INDEX, "1.safetensors", "2.safetensors", "stray.safetensors")
+    assert files.choose(model.path, listed) == ("1.safetensors", "2.safetensors")
+    assert files.choose(model.path, (*listed, "model.safetensors")) == ("model.safetensors",)
+    with pytest.raises(Refused) as caught:
+        files.choose(model.path, (INDEX, "2.safetensors"))
+    assert caught.value.text == f"{INDEX} names weight file(s) that are not present: 1.safetensors"
 
 
 @pytest.mark.parametrize(
