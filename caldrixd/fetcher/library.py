@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from huggingface_hub import set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
@@ -29,6 +29,7 @@ NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
 
 MAX_LISTING = 32 << 20
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9_-]{1,128}"?')
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+ -]{0,220}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -170,7 +171,8 @@ class Hub:
         if status in (401, 403):
             raise Refused("hub/gated", **known)
         if status == 404 and code == "EntryNotFound":
-            raise Refused("hub/no-file", model=self.model, file=urlsplit(str(response.request.url)).path)
+            name = urlsplit(str(response.request.url)).path.rpartition("/")[2]
+            raise Refused("hub/no-file", model=self.model, file=unquote(name))
         if status == 404:
             raise Refused("hub/no-revision" if code == "RevisionNotFound" else "hub/no-repo", **known)
         raise Refused("hub/status", model=self.model, host=_host(response), status=status)
@@ -257,9 +259,7 @@ def _file(item: Any) -> File | None:
     lfs = item.get("lfs")
     if type(lfs) is dict:
         size, digest = lfs.get("size"), lfs.get("sha256")
-    if type(name) is not str or not name.isascii() or not name.isprintable() or "/" in name or "\\" in name:
-        return None
-    if name.startswith(".") or type(size) is not int or size < 0:
+    if type(name) is not str or not _NAME.fullmatch(name) or type(size) is not int or size < 0:
         return None
     if type(digest) is not str or not _DIGEST.fullmatch(digest):
         return None
