@@ -237,7 +237,8 @@ class Hub:
     @staticmethod
     def _origin(url: str) -> tuple[str, str, int | None]:
         parts = urlsplit(url)
-        return parts.scheme, (parts.hostname or "").lower(), parts.port
+        usual = {"http": 80, "https": 443}.get(parts.scheme)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port or usual
 
 
 def _listing(answer: Any) -> Listing:

@@ -161,7 +161,7 @@ class Fetch:
     async def _fetch(self) -> None:
         repo, model = self.wanted.repo, self.wanted.model
         arguments = ["hub", str(self.wanted.cache), model, repo.name, repo.revision, f"{self._seconds}"]
-        environment = _with_library(self.wanted.environment, self._seconds)
+        environment = with_library(self.wanted.environment, self._seconds)
         async with _running(arguments, environment) as process, anyio.create_task_group() as tasks:
             tasks.start_soon(self._let_go_on, process)
             last = await _relay(process, self._hear)
@@ -190,7 +190,7 @@ class Fetch:
             listener.report(message)
 
 
-def _with_library(environment: Mapping[str, str], seconds: float) -> dict[str, str]:
+def with_library(environment: Mapping[str, str], seconds: float) -> dict[str, str]:
     """What makes huggingface_hub silent, plain and as patient as we are; empty variables are unset."""
     whole_seconds = str(max(1, round(seconds)))
     return {

@@ -1,0 +1,299 @@
+"""The fetcher process against a hub on loopback: what is in the cache after it, whatever happened."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import scan_cache_dir, snapshot_download
+
+from caldrix_protocol.messages import Done, Planned, Progress, Refusal
+from caldrixd.models.hub import Repo, look
+from tests.fetcher.fetching import MIB, MODEL, NAME, WEIGHTS, Cache, weighing
+from tests.support import hub
+from tests.support.hub_repo import File
+
+REPO = weighing(3 * MIB + 17)
+LARGE = weighing(30_000_000)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with hub.serve({NAME: REPO}) as server:
+        yield Cache(tmp_path / "hub", server)
+
+
+def whole(cache: Cache, repo: hub.Repo) -> bool:
+    """Whether the snapshot has all files of the repo, each a relative link to a blob of its digest."""
+    for name, file in repo.files.items():
+        path = cache.snapshot(repo) / name
+        if not path.is_symlink() or os.readlink(path) != f"../../blobs/{file.etag}":
+            return False
+        with file.open() as stream:
+            if path.read_bytes() != stream.read():
+                return False
+    return True
+
+
+def test_a_model_is_where_the_library_looks_for_it(cache: Cache) -> None:
+    last, fetcher = cache.fetch()
+    assert last == Done()
+    assert whole(cache, REPO)
+    assert (cache.storage / "refs/main").read_text() == REPO.commit
+    asked = len(cache.server.requests)
+    found = snapshot_download(NAME, cache_dir=cache.root, local_files_only=True)
+    assert Path(found) == cache.snapshot(REPO)
+    scanned = scan_cache_dir(cache.root)
+    assert (scanned.warnings, [repo.repo_id for repo in scanned.repos]) == ([], [NAME])
+    assert len(cache.server.requests) == asked
+    assert fetcher.said == ["status/downloading", *["status/downloaded"] * len(MODEL)]
+    assert not list(cache.root.rglob("*partial*"))
+
+
+def test_the_plan_comes_before_any_weight(cache: Cache) -> None:
+    fetcher = cache.start()
+    plan = fetcher.until(Planned)
+    size = REPO.files[WEIGHTS].size
+    assert plan == Planned(str(cache.snapshot(REPO)), size, size)
+    assert WEIGHTS not in cache.server.files()
+    assert fetcher.end() == 1  # nobody wants it any more
+    assert WEIGHTS not in cache.server.files()
+
+
+def test_what_is_complete_asks_the_hub_once(cache: Cache) -> None:
+    cache.fetch()
+    cache.server.requests.clear()
+    last, fetcher = cache.fetch()
+    assert (last, fetcher.heard) == (Done(), [Done()])
+    assert [request.what for request in cache.server.requests] == ["info"]
+
+
+def test_progress_never_goes_back_and_ends_at_the_total(cache: Cache) -> None:
+    cache.server.fail("cut", WEIGHTS, at=2 * MIB, times=1)
+    cache.server.fail("no-range", WEIGHTS, host="cdn", times=1)
+    last, fetcher = cache.fetch(seconds=1)
+    assert last == Done()
+    progress = [(message.done, message.total) for message in fetcher.heard if type(message) is Progress]
+    size = REPO.files[WEIGHTS].size
+    assert progress == sorted(progress)
+    assert progress[-1] == (size, size)
+    assert whole(cache, REPO)
+
+
+def kill_and_go_on(cache: Cache, repo: hub.Repo, at: int) -> None:
+    """Kill a fetcher when the hub has sent `at` bytes of the weights; another one ends the work."""
+    cache.server.fail("stall", WEIGHTS, at=at, times=1)
+    first = cache.start()
+    first.until(Planned)
+    first.go_on()
+    cache.server.wait(lambda: cache.server.sent(WEIGHTS) == at)
+    first.until_downloaded(at - MIB)
+    first.kill()
+    assert stat.S_IMODE(cache.partial(repo).stat().st_mode) == 0o600
+    assert not (cache.snapshot(repo) / WEIGHTS).exists()
+    cache.server.release()
+    last, _ = cache.fetch()
+    assert last == Done()
+    assert whole(cache, repo)
+    assert cache.server.sent(WEIGHTS) - repo.files[WEIGHTS].size <= MIB
+
+
+@pytest.mark.parametrize("percent", [10, 50, 99])
+def test_a_killed_fetcher_is_gone_on_from_inside_the_file(tmp_path: Path, percent: int) -> None:
+    with hub.serve({NAME: LARGE}) as server:
+        kill_and_go_on(Cache(tmp_path / "hub", server), LARGE, LARGE.files[WEIGHTS].size * percent // 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("percent", [10, 50, 99])
+def test_a_killed_fetcher_of_200_megabytes(tmp_path: Path, percent: int) -> None:
+    repo = weighing(200_000_000)
+    with hub.serve({NAME: repo}) as server:
+        kill_and_go_on(Cache(tmp_path / "hub", server), repo, 2_000_000 * percent)
+
+
+def test_what_an_earlier_process_left_damaged_is_fetched_anew(cache: Cache) -> None:
+    partial = cache.partial(REPO)
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(bytes(MIB))
+    last, _ = cache.fetch()
+    assert last == Done()
+    assert whole(cache, REPO)
+    ranges = [request.range for request in cache.server.requests if request.host == "cdn"]
+    assert ranges == [f"bytes={MIB}-", None]
+
+
+def test_a_partial_file_longer_than_the_file_is_not_used(cache: Cache) -> None:
+    partial = cache.partial(REPO)
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(bytes(4 * MIB))
+    last, _ = cache.fetch()
+    assert last == Done()
+    assert cache.server.sent(WEIGHTS) == REPO.files[WEIGHTS].size
+
+
+def test_a_partial_file_that_is_a_link_is_refused(cache: Cache, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("the user's own")
+    cache.partial(REPO).parent.mkdir(parents=True)
+    cache.partial(REPO).symlink_to(victim)
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/cache"
+    assert victim.read_text() == "the user's own"
+
+
+def test_weights_with_another_digest_leave_nothing(cache: Cache) -> None:
+    cache.server.fail("altered", WEIGHTS, at=MIB)
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/digest"
+    assert not cache.partial(REPO).exists()
+    assert cache.server.sent(WEIGHTS) == REPO.files[WEIGHTS].size
+
+
+def test_a_small_weight_file_is_checked_by_its_git_digest(tmp_path: Path) -> None:
+    repo = weighing(50_000)
+    with hub.serve({NAME: repo}) as server:
+        cache = Cache(tmp_path / "hub", server)
+        server.fail("altered", WEIGHTS, at=7, times=1)
+        last, _ = cache.fetch()
+        assert type(last) is Refusal
+        assert last.code == "hub/digest"
+        assert cache.fetch()[0] == Done()
+        assert whole(cache, repo)
+
+
+def test_a_blob_that_is_there_is_only_linked(cache: Cache) -> None:
+    cache.fetch()
+    (cache.snapshot(REPO) / WEIGHTS).unlink()
+    cache.server.requests.clear()
+    assert cache.fetch()[0] == Done()
+    assert whole(cache, REPO)
+    assert WEIGHTS not in cache.server.files()
+
+
+def test_a_blob_that_lost_its_end_is_fetched_anew(cache: Cache) -> None:
+    cache.fetch()
+    os.truncate(cache.snapshot(REPO) / WEIGHTS, 1000)
+    os.truncate(cache.snapshot(REPO) / "tokenizer.json", 1000)
+    assert cache.fetch()[0] == Done()
+    assert whole(cache, REPO)
+
+
+def test_the_old_commit_stays_usable_until_the_new_one_is_whole(cache: Cache) -> None:
+    cache.fetch()
+    new = weighing(2 * MIB)
+    cache.server.move(NAME, new)
+    cache.server.fail("altered", WEIGHTS, at=5)
+    assert type(cache.fetch()[0]) is Refusal
+    found = look(Repo(NAME, "main"), cache.root)
+    assert found is not None
+    assert (found.directory, found.missing) == (cache.snapshot(REPO), ())
+    cache.server.heal()
+    assert cache.fetch()[0] == Done()
+    found = look(Repo(NAME, "main"), cache.root)
+    assert found is not None
+    assert found.directory == cache.snapshot(new)
+
+
+def test_who_holds_the_librarys_lock_and_does_nothing_is_named(cache: Cache) -> None:
+    lock = cache.root / ".locks/models--tiny--llama" / f"{REPO.files[WEIGHTS].etag}.lock"
+    lock.parent.mkdir(parents=True)
+    with open(lock, "w") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        last, _ = cache.fetch(seconds=0.2)
+    assert type(last) is Refusal
+    assert last.code == "hub/locked"
+    assert str(lock) in last.text
+    assert cache.fetch()[0] == Done()
+
+
+def test_a_lock_file_that_nobody_holds_is_no_lock(cache: Cache) -> None:
+    lock = cache.root / ".locks/models--tiny--llama" / f"{REPO.files[WEIGHTS].etag}.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert cache.fetch(seconds=5)[0] == Done()
+
+
+def test_two_processes_fetch_one_file_once(cache: Cache) -> None:
+    cache.server.fail("stall", WEIGHTS, at=MIB, times=1)
+    first = cache.start()
+    first.until(Planned)
+    first.go_on()
+    cache.server.wait(lambda: cache.server.sent(WEIGHTS) == MIB)
+    second = cache.start()
+    second.until(Planned)
+    second.go_on()
+    cache.server.release()
+    assert (first.finish(), second.finish()) == (Done(), Done())
+    assert cache.server.sent(WEIGHTS) == REPO.files[WEIGHTS].size
+
+
+def test_a_disk_without_room_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    size = 1 << 60
+    listed = hub.repo({**MODEL, WEIGHTS: b"x" * 200_000})
+    huge = listed.files[WEIGHTS]
+    huge.__dict__["size"] = size  # what the hub says of it
+    with hub.serve({NAME: listed}) as server:
+        last, fetcher = Cache(tmp_path / "hub", server).fetch()
+        assert server.files("cdn") == []
+    assert type(last) is Refusal
+    assert last.code == "hub/disk"
+    assert last.fields["needed"] >= size // MIB
+    assert 0 < last.fields["free"] < size // MIB
+    assert fetcher.said == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(cache: Cache) -> None:
+    cache.root.write_text("a file")
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/cache"
+    assert str(cache.root) in last.text
+
+
+@pytest.mark.parametrize("endpoint", ["ftp://x", "nonsense", "http://", "file:///etc"])
+def test_an_endpoint_that_is_none(cache: Cache, endpoint: str) -> None:
+    last, _ = cache.fetch(HF_ENDPOINT=endpoint)
+    assert type(last) is Refusal
+    assert last.code == "hub/endpoint"
+    assert endpoint in last.text
+
+
+def test_a_hub_that_is_not_there(cache: Cache) -> None:
+    last, _ = cache.fetch(HF_ENDPOINT="http://127.0.0.1:1")
+    assert type(last) is Refusal
+    assert last.code == "hub/unreachable"
+    assert "127.0.0.1:1" in last.text
+
+
+class Hostile(File):
+    """A file that the listing names rightly, and whose own answer does not."""
+
+    @property
+    def etag(self) -> str:
+        return "../../../../outside"
+
+
+def test_an_etag_that_leaves_the_cache_is_refused(cache: Cache, tmp_path: Path) -> None:
+    config = REPO.files["config.json"]
+    files = {**REPO.files, "config.json": Hostile(config.name, config.source)}
+    cache.server.move(NAME, replace(REPO, files=files))
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/answer"
+    assert not list(tmp_path.rglob("outside*"))
+
+
+def test_a_commit_that_is_none_is_refused(cache: Cache, tmp_path: Path) -> None:
+    cache.server.move(NAME, replace(REPO, commit="../../../outside"))
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/answer"
+    assert not list(tmp_path.rglob("outside*"))

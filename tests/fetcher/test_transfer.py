@@ -1,0 +1,209 @@
+"""One file by byte ranges, and the borders that a hub on loopback cannot show."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from caldrix_protocol.refusals import Refused
+from caldrixd.fetcher import snapshot, transfer
+from caldrixd.fetcher.library import File, Hub, NetworkError
+from caldrixd.models.hub import Repo
+
+DATA = bytes(range(256)) * 40
+FILE = File("model.safetensors", len(DATA), hashlib.sha256(DATA).hexdigest())
+PATIENCE = transfer.Patience(seconds=0.0, attempts=3)
+
+
+class Answers:
+    """A source whose answers are (status, headers, body) in their order; None is a broken connection."""
+
+    def __init__(self, *answers: tuple[int, dict[str, str], bytes] | None) -> None:
+        self.answers = list(answers)
+        self.offsets: list[int] = []
+
+    @contextmanager
+    def stream(self, name: str, commit: str, offset: int) -> Iterator[Any]:
+        self.offsets.append(offset)
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise NetworkError("broken")
+        status, headers, body = answer
+        request = SimpleNamespace(url=SimpleNamespace(host="hub"))
+        pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)]
+        yield SimpleNamespace(
+            status_code=status, headers=headers, request=request, iter_raw=lambda: iter(pieces)
+        )
+
+    def refuse_status(self, response: Any) -> None:
+        raise Refused("hub/status", model="m", host="hub", status=response.status_code)
+
+    def failed(self, error: Exception) -> Refused:
+        return Refused("hub/unreachable", model="m", host="hub", reason=error)
+
+
+def part(start: int, stop: int = len(DATA), total: str = str(len(DATA))) -> tuple[int, dict[str, str], bytes]:
+    return 206, {"content-range": f"bytes {start}-{stop - 1}/{total}"}, DATA[start:stop]
+
+
+def whole(length: int = len(DATA)) -> tuple[int, dict[str, str], bytes]:
+    return 200, {"content-length": str(length)}, DATA[:length]
+
+
+def fetch(path: Path, *answers: tuple[int, dict[str, str], bytes] | None) -> tuple[Answers, list[int]]:
+    source, reports = Answers(*answers), list[int]()
+    transfer.fetch(source, FILE, "0" * 40, path, PATIENCE, reports.append)
+    return source, reports
+
+
+@pytest.mark.parametrize(
+    ("answers", "offsets"),
+    [
+        ([whole()], [0]),
+        ([whole(5000), part(5000)], [0, 5000]),
+        ([whole(5000), None, part(5000)], [0, 5000, 5000]),
+        ([None, None, whole(100), None, None, part(100)], [0, 0, 0, 100, 100, 100]),
+        ([whole(5000), whole()], [0, 5000]),  # a host without ranges
+        ([whole(5000), part(5000, 6000), part(6000, total="*")], [0, 5000, 6000]),
+        ([whole(5000), part(4000), part(5000)], [0, 5000, 5000]),  # another part than was asked for
+        ([whole(5000), (416, {}, b""), whole()], [0, 5000, 0]),
+        ([(503, {}, b""), (429, {}, b""), whole()], [0, 0, 0]),
+    ],
+)
+def test_a_file_is_put_together(tmp_path: Path, answers: list[Any], offsets: list[int]) -> None:
+    path = tmp_path / "partial"
+    source, reports = fetch(path, *answers)
+    assert path.read_bytes() == DATA
+    assert source.offsets == offsets
+    assert reports[-1] == len(DATA)
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "left"),
+    [
+        ([None, None, None], "hub/stalled", 0),
+        ([whole(100), whole(0), whole(0), whole(0)], "hub/stalled", 100),
+        ([whole(100), (500, {}, b"")] + [(500, {}, b"")] * 2, "hub/stalled", 100),
+        ([(200, {"content-length": str(len(DATA) + 1)}, DATA)], "hub/size", 0),
+        ([(200, {}, DATA + b"x")], "hub/size", 10_000),
+        ([whole(100), (206, {"content-range": f"bytes 100-200/{len(DATA) - 1}"}, b"x")], "hub/size", 100),
+        ([(404, {}, b"")], "hub/status", 0),
+        ([(200, {}, bytes(len(DATA)))], "hub/digest", None),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, answers: list[Any], code: str, left: int | None) -> None:
+    """What came before the fault is kept, unless it is wrong."""
+    path = tmp_path / "partial"
+    with pytest.raises(Refused) as caught:
+        fetch(path, *answers)
+    assert caught.value.code == code
+    if left is None:
+        assert not path.exists()
+    else:
+        assert path.read_bytes() == DATA[:left]
+
+
+def test_a_disk_that_fills_up_keeps_what_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, path = os.pwrite, tmp_path / "partial"
+
+    def on_a_small_disk(descriptor: int, data: memoryview, offset: int) -> int:
+        if offset >= 2500:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[: 2500 - offset], offset)
+
+    monkeypatch.setattr(os, "pwrite", on_a_small_disk)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 0))
+    with pytest.raises(Refused) as caught:
+        fetch(path, whole())
+    assert caught.value.code == "hub/disk-full"
+    assert (caught.value.fields["needed"], caught.value.fields["free"]) == (1, 0)
+    monkeypatch.setattr(os, "pwrite", write)
+    source, _ = fetch(path, part(2500))
+    assert source.offsets == [2500]
+    assert path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("kind", ["directory", "second link"])
+def test_a_partial_file_that_is_not_ours_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "partial"
+    if kind == "directory":
+        path.mkdir()
+    else:
+        (tmp_path / "other").touch()
+        path.hardlink_to(tmp_path / "other")
+    with pytest.raises((Refused, IsADirectoryError)):
+        fetch(path, whole())
+
+
+def test_where_there_are_no_links_the_file_itself_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, pointer = tmp_path / "blob", tmp_path / "pointer"
+    blob.write_bytes(DATA)
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    snapshot._link(blob, pointer)
+    assert pointer.read_bytes() == DATA
+    assert not pointer.is_symlink()
+
+
+def asked(url: str) -> SimpleNamespace:
+    return SimpleNamespace(url=url, headers={"authorization": "Bearer secret"}, method="GET")
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Hub:
+    return Hub("https://hub.example", Repo("a/b", "main"), "a/b", tmp_path, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://hub.example/a/b", True),
+        ("https://HUB.example/a/b", True),
+        ("https://hub.example:443/a/b", True),
+        ("https://hub.example:444/a/b", False),
+        ("https://cdn.hub.example/a", False),
+        ("https://hub.example.evil.org/a", False),
+        ("https://huggingface.co/a", False),
+    ],
+)
+def test_the_token_is_for_the_endpoint_alone(secure: Hub, url: str, sent: bool) -> None:
+    request = asked(url)
+    secure._before(request)
+    assert ("authorization" in request.headers) == sent
+
+
+def test_no_way_leads_from_https_to_http(secure: Hub) -> None:
+    with pytest.raises(Refused) as caught:
+        secure._before(asked("http://hub.example/a"))
+    assert caught.value.code == "hub/insecure"
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (240_288, "240 kB"),
+        (269_060_552, "269 MB"),
+        (4**17, "17.2 GB"),
+    ],
+)
+def test_sizes_for_people(size: int, shown: str) -> None:
+    assert snapshot.shown(size) == shown
