@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> int:
             return 1
         except Exception as error:
             send(as_refusal(Refused("daemon/internal", id=log.incident(error))))
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of stdin has nothing to stop any more
     return 0
 
 
