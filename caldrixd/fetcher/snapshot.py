@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from caldrix_protocol import sizes
 from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Message, Planned, Progress
 from caldrix_protocol.refusals import Refused
@@ -193,7 +194,7 @@ class Snapshot:
         """The first line says all that this download brings, also what was needed to know that."""
         early, self._unsaid = self._unsaid or [], None
         whole = [*early, *missing.values()]
-        listed = ", ".join(f"{file.name} {shown(file.size)}" for file in whole)
+        listed = ", ".join(f"{file.name} {sizes.size(file.size)}" for file in whole)
         size = round(sum(file.size for file in whole) / 1e6)
         self._job.send(as_status("status/downloading", model=self._job.model, files=listed, size=size))
         for file in early:
@@ -203,7 +204,7 @@ class Snapshot:
         if self._unsaid is not None:
             self._unsaid.append(file)
         else:
-            self._job.send(as_status("status/downloaded", file=file.name, size=shown(file.size)))
+            self._job.send(as_status("status/downloaded", file=file.name, size=sizes.size(file.size)))
 
     def _download(self, weights: list[File]) -> None:
         """Fetch weight files, each into its blob, and link the snapshot to it."""
@@ -264,11 +265,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def shown(size: int) -> str:
-    """A size for people, in decimal units."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}" if size < 1000 * scale else f"{size // scale} {unit}"
-    return f"{size} B"

@@ -534,6 +534,11 @@ _TABLE: tuple[Row, ...] = (
     Row("status/daemon-stopped", STATUS, "caldrixd has stopped"),
     Row("status/daemon-stopping", STATUS, "caldrixd (pid {pid}) finishes its replies and then stops"),
     Row("status/progress", STATUS, "{what}: {percent} %"),
+    Row(
+        "status/progress-rate",
+        STATUS,
+        "{what}: [{bar}] {percent} % of {size}, {rate}/s, {left} left",
+    ),
     Row("status/progress-open", STATUS, "{what}: {done} {unit}"),
     Row("status/chat-reset", STATUS, "the conversation is cleared"),
     Row(

@@ -192,18 +192,3 @@ def test_no_way_leads_from_https_to_http(secure: Hub) -> None:
     with pytest.raises(Refused) as caught:
         secure._before(asked("http://hub.example/a"))
     assert caught.value.code == "hub/insecure"
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (240_288, "240 kB"),
-        (269_060_552, "269 MB"),
-        (4**17, "17.2 GB"),
-    ],
-)
-def test_sizes_for_people(size: int, shown: str) -> None:
-    assert snapshot.shown(size) == shown
