@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from caldrix_protocol.schema import (
     BadValue,
     Described,
+    above_zero,
     any_of,
     binary,
     flag,
@@ -27,6 +28,10 @@ from caldrix_protocol.schema import (
 
 LIMIT_32 = 2**31 - 1
 LIMIT_63 = 2**63 - 1
+LIMIT_64 = 2**64 - 1
+MAX_FLOAT = 1.7976931348623157e308
+MAX_STOPS = 16
+MAX_STOP = 1024
 MAX_TEXT = 1 << 20
 MAX_BLOB = 8 << 20
 MAX_SENTENCE = 64 << 10
@@ -35,6 +40,7 @@ MAX_SENTENCE = 64 << 10
 _ID = integer(0, LIMIT_63)
 _COUNT = integer(0, LIMIT_63)
 _TOKENS = list_of(integer(0, LIMIT_32), 1 << 20)
+_SEED = optional(integer(0, LIMIT_64))
 _SECONDS = real(0.0, 1e12)
 _VERSION = list_of(integer(0, 65535), 2, least=2)
 _NAME = text(512)
@@ -113,13 +119,22 @@ class Generate(NamedTuple):
     """Answer a conversation (`turns`) or continue plain text (`raw`); exactly one is given.
 
     Special tokens written in `raw` are parsed as such, and the tokenizer's own BOS rule applies.
-    `max_tokens` nil means until the end token or a full context.
+    `max_tokens` nil means until the end token or a full context. `temperature` 0 takes the most likely token
+    of those that the other knobs leave; without a `seed` each reply draws from fresh entropy. The reply ends
+    before the first of the `stop` texts.
     """
 
     handle: Annotated[int, _ID]
     turns: Annotated[tuple[dict[str, Any], ...] | None, optional(list_of(_TURN, 4096))] = None
     raw: Annotated[tuple[dict[str, Any], ...] | None, optional(_CONTENT)] = None
     max_tokens: Annotated[int | None, optional(integer(1, LIMIT_63))] = None
+    temperature: Annotated[float, real(0.0, MAX_FLOAT)] = 0.0
+    top_k: Annotated[int, integer(0, LIMIT_32)] = 0
+    top_p: Annotated[float, above_zero(1.0)] = 1.0
+    min_p: Annotated[float, real(0.0, 1.0)] = 0.0
+    repetition_penalty: Annotated[float, above_zero(MAX_FLOAT)] = 1.0
+    seed: Annotated[int | None, _SEED] = None
+    stop: Annotated[tuple[str, ...], list_of(text(MAX_STOP, least=1), MAX_STOPS)] = ()
 
 
 class Blob(NamedTuple):
@@ -246,7 +261,8 @@ def _timings(value: Any) -> Timings:
 class Done(NamedTuple):
     """The request ended well. Only `generate` fills the fields.
 
-    `finish_reason`: "stop" (end token), "length" (max_tokens or full context), "cancelled", "" otherwise.
+    `finish_reason`: "stop" (end token or stop text), "length" (max_tokens or full context), "cancelled", ""
+    otherwise. `seed` is the one that was drawn with; nil when nothing was.
     """
 
     finish_reason: Annotated[str, one_of("", "stop", "length", "cancelled")] = ""
@@ -254,6 +270,7 @@ class Done(NamedTuple):
     prompt_ids: Annotated[tuple[int, ...], _TOKENS] = ()
     dropped_turns: Annotated[int, _COUNT] = 0
     timings: Annotated[Timings, Described("map, see Timings", _timings)] = Timings()
+    seed: Annotated[int | None, _SEED] = None
 
 
 class Refusal(NamedTuple):
@@ -349,7 +366,19 @@ def _stop_rule(message: Stop) -> None:
 
 
 # Fields that came after version 1.0: message -> field -> the minor version that has it.
-SINCE: dict[type[Any], dict[str, int]] = {Open: {"max_batch": 1, "cpu_isa": 1, "cpu_kernels": 1}}
+SINCE: dict[type[Any], dict[str, int]] = {
+    Open: {"max_batch": 1, "cpu_isa": 1, "cpu_kernels": 1},
+    Generate: {
+        "temperature": 1,
+        "top_k": 1,
+        "top_p": 1,
+        "min_p": 1,
+        "repetition_penalty": 1,
+        "seed": 1,
+        "stop": 1,
+    },
+    Done: {"seed": 1},
+}
 
 # What a field's own check cannot see: rules over whole messages.
 RULES: dict[type[Any], Callable[[Any], None]] = {Generate: _generate_rule, Stop: _stop_rule}

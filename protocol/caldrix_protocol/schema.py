@@ -51,18 +51,33 @@ def real(low: float, high: float) -> Described:
     return Described(f"number, {low:g} to {high:g}", check)
 
 
-def text(limit: int) -> Described:
-    """A string of at most `limit` bytes of UTF-8."""
+def above_zero(high: float) -> Described:
+    """A number over 0."""
+    inner = real(0.0, high).check
+
+    def check(value: Any) -> float:
+        number: float = inner(value)
+        if not number:
+            raise BadValue(f"must be a number over 0, at most {high:g}")
+        return number
+
+    return Described(f"number over 0, at most {high:g}", check)
+
+
+def text(limit: int, *, least: int = 0) -> Described:
+    """A string of at most `limit` bytes of UTF-8, and at least `least` characters."""
 
     def check(value: Any) -> str:
         if type(value) is not str:
             raise BadValue("must be text")
+        if len(value) < least:
+            raise BadValue("must not be empty")
         # A character takes at most four bytes: most strings need no encoding to be measured.
         if len(value) * 4 > limit and len(value.encode("utf-8", "surrogatepass")) > limit:
             raise BadValue(f"must be at most {limit} bytes of UTF-8")
         return value
 
-    return Described(f"text, at most {limit} bytes", check)
+    return Described(f"text, {least} to {limit} bytes" if least else f"text, at most {limit} bytes", check)
 
 
 def binary(limit: int) -> Described:

@@ -35,7 +35,7 @@ SAMPLES: tuple[m.Message, ...] = (
         "x86-64-v3",
         "c",
     ),
-    m.Generate(7, _TURNS, None, 2**40),
+    m.Generate(7, _TURNS, None, 2**40, 0.75, 40, 0.95, 0.05, 1.125, 2**64 - 1, ("\n\n", "é")),
     m.Blob(3, bytes(range(256))),
     m.Cancel(),
     m.Ps(),
@@ -54,6 +54,7 @@ SAMPLES: tuple[m.Message, ...] = (
         (1, 3, 70_000),
         2,
         m.Timings(0.75, 3, 1, 0.125, 2, 0.5, 0.0625),
+        2**63,
     ),
     m.Refusal(
         "message/too-long",

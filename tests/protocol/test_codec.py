@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import msgpack
@@ -94,6 +95,16 @@ def test_nested_records_follow_the_same_rule() -> None:
 def test_the_largest_values_pass() -> None:
     body = {**GENERATE, "handle": 2**63 - 1, "max_tokens": 2**63 - 1}
     assert decode(pack(body), m.REQUESTS).max_tokens == 2**63 - 1
+    knobs = {
+        "temperature": sys.float_info.max,
+        "top_k": 2**31 - 1,
+        "top_p": 1,
+        "min_p": 1.0,
+        "repetition_penalty": sys.float_info.max,
+        "seed": 2**64 - 1,
+    }
+    sampled = decode(pack(GENERATE | knobs), m.REQUESTS)
+    assert {name: getattr(sampled, name) for name in knobs} == knobs
     ids = tuple(range(5000, 5000 + (1 << 20)))
     assert decode(encode(m.Done(ids=ids)), m.EVENTS).ids == ids
 
@@ -110,6 +121,29 @@ def test_the_largest_values_pass() -> None:
         ({"max_tokens": 0}, "max_tokens must be an integer from 1"),
         ({"max_tokens": 2**63}, "max_tokens must be an integer"),
         ({"max_tokens": math.nan}, "max_tokens must be an integer"),
+        *(
+            ({"temperature": value}, "temperature must be a")
+            for value in (-0.5, math.nan, math.inf, -math.inf, True, "1", None, -(2**63))
+        ),
+        ({"top_k": -1}, "top_k must be an integer from 0"),
+        ({"top_k": 2**31}, "top_k must be an integer"),
+        ({"top_k": 1.0}, "top_k must be an integer"),
+        *(
+            ({"top_p": value}, "top_p must be a")
+            for value in (0, 0.0, -0.0, -0.1, 1.0000001, math.nan, math.inf, "1")
+        ),
+        *(({"min_p": value}, "min_p must be a") for value in (-0.1, 1.1, math.nan, None)),
+        *(
+            ({"repetition_penalty": value}, "repetition_penalty must be a")
+            for value in (0, -1, math.nan, math.inf, False)
+        ),
+        ({"seed": -1}, "seed must be an integer"),
+        ({"seed": 1.0}, "seed must be an integer"),
+        ({"stop": "x"}, "stop must be a list"),
+        ({"stop": [""]}, "stop must not be empty"),
+        ({"stop": ["x" * 1025]}, "stop must be at most 1024 bytes"),
+        ({"stop": ["x"] * 17}, "stop must be a list of at most 16"),
+        ({"stop": [b"x"]}, "stop must be text"),
         ({"raw": None}, "exactly one of turns and raw"),
         ({"raw": [PART], "turns": []}, "exactly one of turns and raw"),
         ({"raw": "hi"}, "raw must be a list"),
