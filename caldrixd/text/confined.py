@@ -41,17 +41,21 @@ def limit_seconds(seconds: int) -> None:
 
 def serve(answer: Callable[[Frame], Frame], *, seconds: int) -> None:
     """Answer requests until the end of input, or until one used up the memory ("outcome" is "memory")."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    while len(prefix := requests.read(4)) == 4:
+    going = True
+    while going and len(prefix := sys.stdin.buffer.read(4)) == 4:
         limit_seconds(seconds)
-        try:
-            request = json.loads(requests.read(int.from_bytes(prefix)).decode("utf-8", "surrogatepass"))
-            reply = answer(request)
-            body = json.dumps(reply).encode()
-        except MemoryError:
-            reply = {"outcome": "memory"}
-            body = json.dumps(reply).encode()
-        answers.write(len(body).to_bytes(4) + body)
-        answers.flush()
-        if reply["outcome"] == "memory":
-            return
+        going = _exchange(answer, int.from_bytes(prefix))
+
+
+def _exchange(answer: Callable[[Frame], Frame], length: int) -> bool:
+    """Answer one request; whether another may follow. Nothing of it is kept."""
+    try:
+        request = json.loads(sys.stdin.buffer.read(length).decode("utf-8", "surrogatepass"))
+        reply = answer(request)
+        body = json.dumps(reply).encode()
+    except MemoryError:
+        reply = {"outcome": "memory"}
+        body = json.dumps(reply).encode()
+    sys.stdout.buffer.write(len(body).to_bytes(4) + body)
+    sys.stdout.buffer.flush()
+    return reply["outcome"] != "memory"
