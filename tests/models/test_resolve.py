@@ -54,6 +54,15 @@ def test_the_aliases_are_the_documented_ones_and_all_but_one_are_pinned() -> Non
     assert [name for name in aliases.HUB if not resolve(name).repo.pinned] == ["decider-0.8b"]  # type: ignore[union-attr]
 
 
+def test_the_page_has_the_table_of_aliases() -> None:
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text("utf-8")
+    rows = [
+        f"| `{name}` | {alias.repo} | `{alias.revision}` | {alias.licence} |\n"
+        for name, alias in aliases.HUB.items()
+    ]
+    assert "|---|---|---|---|\n" + "".join(rows) + "\n" in page
+
+
 @pytest.mark.parametrize(
     ("name", "repo"),
     [
