@@ -58,4 +58,4 @@ def _exchange(answer: Callable[[Frame], Frame], length: int) -> bool:
         body = json.dumps(reply).encode()
     sys.stdout.buffer.write(len(body).to_bytes(4) + body)
     sys.stdout.buffer.flush()
-    return reply["outcome"] != "memory"
+    return bool(reply["outcome"] != "memory")
