@@ -21,6 +21,7 @@ from caldrixd.architectures import FAMILIES
 from caldrixd.config import Config
 from caldrixd.fetcher.process import Accept
 from caldrixd.handlers.context import Client, Opening, Services
+from caldrixd.handlers.estimate import needs
 from caldrixd.handlers.obtain import obtain
 from caldrixd.lanes import choose
 from caldrixd.lanes.drivers.compiler import worker_environment
@@ -88,10 +89,10 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
     resolved = await _in_thread(resolve, request.model)
     lane = await _in_thread(choose.choose, request.backend, services.config.environment)
     variant = await _in_thread(_variant, lane, request, services.config)
-    accept = _acceptance(request, services)
+    accept = _acceptance(request, lane, services)
     directory = await obtain(resolved, request.environment, client.send, services, accept)
     found = await _in_thread(_inspect, directory, lane, variant)
-    ctx = _context(request.ctx, found.spec)
+    ctx = context_length(request.ctx, found.spec)
     worker = await _worker(request, found, ctx, services)
     if worker.state == LOADING and worker.leases:
         client.send(as_status("status/queued", model=request.model))
@@ -115,20 +116,25 @@ def _summary(request: Open, ready: Ready) -> str:
     return f"{threads} thread{plural}, {ready.settings}, arithmetic {request.dtype}"
 
 
-def _acceptance(request: Open, services: Services) -> Accept:
+def _acceptance(request: Open, lane: str, services: Services) -> Accept:
     """What stands between a plan and the download of its weights: the model must fit."""
 
     async def accept(planned: Planned) -> None:
-        await _in_thread(_check_fit, request, planned, services.pool.idle())
+        await _in_thread(_check_fit, request, lane, planned, services.pool.idle())
 
     return accept
 
 
-def _check_fit(request: Open, planned: Planned, idle: list[Worker]) -> None:
+def _check_fit(request: Open, lane: str, planned: Planned, idle: list[Worker]) -> None:
     spec = gate.read_spec(Path(planned.directory))
     plan = FAMILIES[spec.architecture].build(spec)
+    ctx = context_length(request.ctx, spec)
     free = fit.available_memory() + sum(worker.size for worker in idle)
-    fit.check(plan, planned.weight_bytes, _context(request.ctx, spec), free, model=request.model)
+    fit.check(_needs(request, lane, plan, planned.weight_bytes), ctx, free, model=request.model)
+
+
+def _needs(request: Open, lane: str, plan: Plan, weight_bytes: int) -> fit.Needs:
+    return needs(plan, weight_bytes, lane, threads=request.threads, arithmetic=request.dtype)
 
 
 async def _in_thread(function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:
@@ -181,7 +187,7 @@ def _identity(directory: Path, weights: tuple[str, ...]) -> tuple[tuple[str, int
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
-def _context(wanted: int | None, spec: ModelSpec) -> int:
+def context_length(wanted: int | None, spec: ModelSpec) -> int:
     """The context in tokens; the default shrinks to the model. Refused "run/ctx-too-long"."""
     if wanted is None:
         return min(DEFAULT_CTX, spec.max_context)
@@ -196,7 +202,7 @@ async def _worker(request: Open, found: Found, ctx: int, services: Services) -> 
     worker = pool.find(found.key)
     if worker is None:
         await pool.gone(found.key)
-        await _make_room(found, ctx, services, request.model)
+        await _make_room(request, found, ctx, services)
         environment = await _in_thread(_worker_environment, found.key, services.config)
         # Another request may have started one meanwhile.
         worker = pool.find(found.key) or pool.start(Worker(found.key, request.model, environment))
@@ -204,11 +210,12 @@ async def _worker(request: Open, found: Found, ctx: int, services: Services) -> 
     return worker
 
 
-async def _make_room(found: Found, ctx: int, services: Services, model: str) -> None:
+async def _make_room(request: Open, found: Found, ctx: int, services: Services) -> None:
     """Unload idle models, the longest unused first, until this one fits. Refused "run/memory..."."""
+    needed = await _in_thread(_needs, request, found.key.lane, found.plan, found.weight_bytes)
 
     def check(free: int) -> None:
-        fit.check(found.plan, found.weight_bytes, ctx, free, model=model)
+        fit.check(needed, ctx, free, model=request.model)
 
     idle = services.pool.idle()
     check(fit.available_memory() + sum(worker.size for worker in idle))

@@ -13,6 +13,7 @@ from caldrix_kernels.step import layout as at
 from caldrixd.lanes import packing
 from caldrixd.lanes.arena import Arena
 from caldrixd.lanes.drivers.cores import default_threads
+from caldrixd.lanes.holding import MAX_ROWS
 from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled, Variant
 from caldrixd.lanes.lowered import LOGITS, NORMED, ROPE, ROUTES, Lowered
@@ -27,7 +28,6 @@ name = "cpu"
 
 NATIVE = Variant()
 
-MAX_ROWS = 512
 _FORMAT_NAMES = {at.BF16: "bf16", at.F16: "f16", at.FLOAT32: "f32"}
 
 
@@ -72,7 +72,7 @@ class CpuProgram:
 
     def _allocate_memory(self) -> None:
         lowered = self._lowered
-        self._program = lowered.program.copy()
+        self._program = np.array(lowered.program, np.int64)
         self._addresses = np.zeros(len(lowered.names), np.int64)
         self._buffers = {
             buffer: Arena(MAX_ROWS * lowered.copies.get(buffer, 1) * stride)

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
-
 # Names in the address table that are not weights. NORMED stands at index 0, see step.layout.
 NORMED, RESIDUAL, QUERIES, ATTENDED, HIDDEN, LOGITS, ROPE = (
     "normed",
@@ -31,7 +28,7 @@ SCORES, ROUTES, DISPATCHED, EXPERT_HIDDEN, EXPERT_OUTPUT = (
 PROJECTED, CONVOLVED, MIXED = "projected", "convolved", "mixed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     """`count` rows of a packed matrix: rows of `tensor` from `first` on, or zero rows (tensor None)."""
 
@@ -85,7 +82,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program and what it reads.
+    """A program, a row of words for each op, and what it reads.
 
     `names` gives each address index its name. `packed`, `small` and `tables` say what the names of
     weights hold. Of each buffer `strides` has the bytes of a row, `copies` its rows for each row of a step
@@ -93,7 +90,7 @@ class Lowered:
     layers, `recurrent_bytes` those of one copy of the recurrent state.
     """
 
-    program: npt.NDArray[np.int64]
+    program: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
     packed: Mapping[str, Packed]
     small: Mapping[str, Small]

@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from caldrix_kernels.formats import widen
-from caldrix_kernels.step.layout import FLOAT32, FORMAT_BYTES, FORMATS, PANEL, panel_bytes, round_up
+from caldrix_kernels.step.layout import FORMAT_BYTES, FORMATS, PANEL, panel_bytes, round_up
+from caldrixd.lanes import holding
 from caldrixd.lanes.arena import Arena
 from caldrixd.lanes.lowered import Lowered, Packed, Small
 from caldrixd.plan.plan import Tensor
 
-ALIGNMENT = 64
-VECTOR = 16
 PANELS_A_TASK = 64
 # Matrices that are prepared while others are packed.
 AHEAD = 8
@@ -35,12 +34,6 @@ class Weights:
         self.row_bytes: dict[str, int] = {}
 
 
-def _format(packed: Packed, tensors: Mapping[str, Tensor]) -> int:
-    """The stored format of a matrix; tensors of different formats meet in float32, which is exact."""
-    stored = {FORMATS[tensors[name].dtype] for name in packed.tensors}
-    return stored.pop() if len(stored) == 1 else FLOAT32
-
-
 def _float32(tensor: Tensor) -> npt.NDArray[np.float32]:
     return widen(tensor.data, tensor.dtype, tensor.shape)
 
@@ -49,7 +42,7 @@ def _small(small: Small, tensor: Tensor) -> npt.NDArray[np.float32]:
     """In the lane's form: rows padded to whole vectors."""
     values = _float32(tensor) + np.float32(small.offset)
     rows = values[:, 0, :].T if values.ndim == 3 else values.reshape(1, -1)
-    held = np.zeros((len(rows), round_up(rows.shape[1], VECTOR)), np.float32)
+    held = np.zeros((len(rows), round_up(rows.shape[1], holding.VECTOR)), np.float32)
     held[:, : rows.shape[1]] = rows
     return held.reshape(-1)
 
@@ -82,23 +75,16 @@ def pack_weights(
     lowered: Lowered, tensors: Mapping[str, Tensor], pack: Callable[..., None], threads: int
 ) -> Weights:
     """Everything the program reads, in one arena of huge pages."""
-    formats = {name: _format(packed, tensors) for name, packed in lowered.packed.items()}
-    sizes: dict[str, int] = {}
-    for name, packed in lowered.packed.items():
-        sizes[name] = packed.rows // PANEL * panel_bytes(formats[name], round_up(packed.columns, PANEL))
-        if packed.biases:
-            sizes[f"bias of {name}"] = packed.rows * 4
+    stored = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    dtypes = {name: dtype for name, (dtype, _) in stored.items()}
+    formats = holding.formats(lowered, dtypes)
+    sizes = holding.weight_sizes(lowered, dtypes, {name: shape for name, (_, shape) in stored.items()})
     small = {name: _small(held, tensors[held.tensor]) for name, held in lowered.small.items()}
-    for name, values in small.items():
-        sizes[name] = round_up(values.nbytes, PANEL * 4)
-    for name in lowered.tables:
-        sizes[name] = tensors[name].data.size
-        formats[name] = FORMATS[tensors[name].dtype]
     offsets: dict[str, int] = {}
     total = 0
     for name, size in sizes.items():
         offsets[name] = total
-        total = round_up(total + size, ALIGNMENT)
+        total = round_up(total + size, holding.ALIGNMENT)
     arena = Arena(total, huge=True)
     weights = Weights(arena, {name: arena.address + at for name, at in offsets.items()}, formats)
 
@@ -107,7 +93,7 @@ def pack_weights(
 
     for name, packed in lowered.packed.items():
         if packed.biases:
-            put(f"bias of {name}", _bias(packed, tensors).view(np.uint8))
+            put(holding.bias_of(name), _bias(packed, tensors).view(np.uint8))
     for name, values in small.items():
         put(name, values.view(np.uint8))
     for name in lowered.tables:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
-
-import numpy as np
 
 from caldrix_kernels.step import layout as at
 from caldrix_kernels.step.layout import PANEL, round_up
@@ -58,13 +57,18 @@ class Projection:
 
 
 def float_bits(value: float) -> int:
-    return int(np.float32(value).view(np.uint32))
+    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return bits
 
 
 def padded(segments: list[Segment], multiple: int = PANEL) -> list[Segment]:
     """The segments and zero rows up to a multiple of rows."""
     rows = sum(segment.count for segment in segments)
-    return [*segments, Segment(None, 0, round_up(rows, multiple) - rows)]
+    return [*segments, *_zeros(round_up(rows, multiple) - rows)]
+
+
+def _zeros(count: int) -> list[Segment]:
+    return [Segment(None, 0, count)] if count else []
 
 
 class Stages:
@@ -173,11 +177,8 @@ class Stages:
         return buffer
 
     def finish(self) -> Lowered:
-        program = np.zeros((len(self.rows), at.ROW_WORDS), np.int64)
-        for row, fields in zip(program, self.rows, strict=True):
-            row[list(fields)] = list(fields.values())
         return Lowered(
-            program=program,
+            program=tuple(tuple(fields.get(word, 0) for word in range(at.ROW_WORDS)) for fields in self.rows),
             names=tuple(self.names),
             packed=self.packed,
             small=self.small,
@@ -198,5 +199,5 @@ def interleaved(gate: str, up: str, width: int) -> list[Segment]:
     for first in range(0, width, half):
         count = min(half, width - first)
         for tensor in (gate, up):
-            segments += [Segment(tensor, first, count), Segment(None, 0, half - count)]
+            segments += [Segment(tensor, first, count), *_zeros(half - count)]
     return segments

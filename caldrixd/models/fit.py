@@ -1,32 +1,65 @@
-"""Whether a model fits into memory: weights, state and workspace against what is free."""
+"""Whether a model fits into memory: what its worker will hold at most, against what is free."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.plan import memory
-from caldrixd.plan.plan import Plan
+from caldrixd.plan.memory import Cost
 
 MIB = 1 << 20
-# Interpreter, libraries and compiled kernels of a worker.
+# A worker before it has a model: interpreter, libraries and kernels (of which compiling takes more the first
+# time), and the processes beside it.
 PROCESS_BYTES = 256 * MIB
-STEP_ROWS = 512
+# A token of the vocabulary in the worker: its text, and its place in two tables.
+TOKEN_BYTES = 300
+# Stacks of threads, libraries' own memory and small objects, once there is a model.
+LOADED_BYTES = 3 * MIB // 2
 
 
-def check(plan: Plan, weight_bytes: int, ctx: int, available_bytes: int, *, model: str) -> None:
+@dataclass(frozen=True)
+class Needs:
+    """What a model needs in memory; `cost` says what its lane holds at a context in tokens."""
+
+    vocab_size: int
+    max_context: int
+    cost: Callable[[int], Cost]
+
+    @property
+    def vocabulary(self) -> int:
+        return TOKEN_BYTES * self.vocab_size
+
+    def peak(self, ctx: int) -> int:
+        """The most bytes that its worker has beyond a worker without a model."""
+        return LOADED_BYTES + self.vocabulary + self.cost(ctx).total
+
+    def total(self, ctx: int) -> int:
+        return PROCESS_BYTES + self.peak(ctx)
+
+    def largest_ctx(self, free: int) -> int:
+        """The longest context in tokens, up to the model's own, that needs at most `free` bytes; or 0."""
+        low, high = 0, self.max_context
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.total(middle) <= free:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def check(needs: Needs, ctx: int, available_bytes: int, *, model: str) -> None:
     """Refused "run/memory" (with the largest ctx that would fit) or "run/memory-weights"."""
-    needed = PROCESS_BYTES + memory.cost(plan, weight_bytes, ctx=ctx, max_rows=STEP_ROWS).total
+    needed = needs.total(ctx)
     if needed <= available_bytes:
         return
     free = available_bytes // MIB
-    left = available_bytes - PROCESS_BYTES
-    largest = memory.largest_ctx(plan, weight_bytes, free=left, max_rows=STEP_ROWS)
+    largest = needs.largest_ctx(available_bytes)
     if largest == 0:
-        fixed = needed - plan.kv_bytes(ctx)
-        raise Refused("run/memory-weights", model=model, needed=-(-fixed // MIB), free=free)
+        raise Refused("run/memory-weights", model=model, needed=-(-needs.total(1) // MIB), free=free)
     raise Refused("run/memory", model=model, needed=-(-needed // MIB), free=free, ctx=largest)
 
 

@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.architectures import FAMILIES
-from caldrixd.models import fit, gate
-from caldrixd.plan.plan import Plan
-from tests.models.conftest import ModelDirectory
+from caldrixd.models import fit
+from caldrixd.plan.memory import Cost
 
 MIB = 1 << 20
 
 
-@pytest.fixture
-def plan(model: ModelDirectory) -> Plan:
-    """A tiny plan that memory alone limits."""
-    spec = replace(gate.read_spec(model.path), max_context=10**9)
-    return FAMILIES[spec.architecture].build(spec)
+def needs(weights: int, *, per_token: int = 100, passing: int = 0) -> fit.Needs:
+    """A model of many tokens that memory alone limits."""
+    return fit.Needs(1000, 10**9, lambda ctx: Cost(weights, passing, per_token * ctx, 0))
 
 
-def test_the_largest_context_named_is_the_largest_that_fits(plan: Plan) -> None:
-    free = 600 * MIB
+def test_a_worker_is_counted_with_its_vocabulary_and_what_its_lane_holds() -> None:
+    fixed = fit.PROCESS_BYTES + fit.LOADED_BYTES + 1000 * fit.TOKEN_BYTES
+    assert needs(5 * MIB).total(70) == fixed + 5 * MIB + 7000
+    assert needs(5 * MIB, passing=MIB).total(70) == fixed + 6 * MIB
+
+
+@pytest.mark.parametrize("passing", [0, 200 * MIB])
+def test_the_largest_context_named_is_the_largest_that_fits(passing: int) -> None:
+    model, free = needs(100 * MIB, passing=passing), 600 * MIB
     with pytest.raises(Refused) as caught:
-        fit.check(plan, 100 * MIB, 10**8, free, model="tiny")
+        fit.check(model, 10**8, free, model="tiny")
     refused = caught.value
     assert refused.code == "run/memory"
     assert (refused.fields["model"], refused.fields["free"]) == ("tiny", 600)
     assert int(refused.fields["needed"]) > 600
     largest = int(refused.fields["ctx"])
-    fit.check(plan, 100 * MIB, largest, free, model="tiny")
+    fit.check(model, largest, free, model="tiny")
     with pytest.raises(Refused):
-        fit.check(plan, 100 * MIB, largest + 1, free, model="tiny")
+        fit.check(model, largest + 1, free, model="tiny")
 
 
-def test_weights_that_do_not_fit_at_all(plan: Plan) -> None:
+def test_the_largest_context_is_no_longer_than_the_model_was_made_for() -> None:
+    model = fit.Needs(10, 4096, lambda ctx: Cost(0, 0, ctx, 0))
+    assert model.largest_ctx(1 << 40) == 4096
+    assert model.largest_ctx(model.total(77)) == 77
+    assert model.largest_ctx(0) == 0
+
+
+def test_weights_that_do_not_fit_at_all() -> None:
     with pytest.raises(Refused) as caught:
-        fit.check(plan, 160 << 30, 2048, 16 << 30, model="huge")
+        fit.check(needs(160 << 30), 2048, 16 << 30, model="huge")
     assert caught.value.code == "run/memory-weights"
     assert int(caught.value.fields["needed"]) >= 160 << 10
     assert caught.value.fields["free"] == 16 << 10
