@@ -1,0 +1,186 @@
+"""Downloads that are shared, interrupted or go wrong, from the command line."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import daemon, hub
+from tests.support.cli import Home, finish, new_home
+from tests.support.daemon import kernel_cache, running_daemon
+from tests.support.hub_cli import (
+    NAME,
+    ONE_TOKEN,
+    WEIGHTS,
+    below,
+    model,
+    nothing_outside,
+    refused,
+    run,
+    start,
+)
+
+FILE = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def hasty(request: pytest.FixtureRequest) -> Iterator[Home]:
+    """A home whose daemon waits for a silent host half a second, and not half a minute."""
+    cache = kernel_cache(request.config)
+    with (
+        new_home(cache) as home,
+        running_daemon(daemon.Home(home.path, home.cache), changes={"fetch_seconds": 0.5}),
+    ):
+        yield home
+
+
+def test_sixteen_clients_make_one_download(home: Home, tmp_path: Path) -> None:
+    """The first weights are held until every client has said that it waits for them."""
+    with hub.serve({NAME: model()}) as server:
+        server.fail("stall", FILE, at=len(WEIGHTS) // 2, times=1)
+        clients = [start(home, tmp_path, server, "run", NAME, *ONE_TOKEN) for _ in range(16)]
+        server.wait(lambda: server.sent(FILE) >= len(WEIGHTS) // 2)
+        for client in clients:
+            assert client.stderr is not None
+            while b"downloading" not in (line := client.stderr.readline()):
+                assert line, "ended without a word on the download"
+        server.release()
+        results = [finish(client) for client in clients]
+    assert [result.status for result in results] == [0] * 16
+    assert len({result.out for result in results}) == 1
+    assert server.sent(FILE) == len(WEIGHTS)
+    gets = [(request.host, request.what) for request in server.requests if request.method == "GET"]
+    assert [get for get in gets if gets.count(get) > 1] == []
+
+
+def test_a_client_that_leaves_does_not_end_the_download_of_another(home: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("stall", FILE, at=1000, times=1)
+        first = start(home, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        server.wait(lambda: server.sent(FILE) >= 1000)
+        second = start(home, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        assert second.stderr is not None
+        while b"downloading" not in (line := second.stderr.readline()):
+            assert line
+        first.send_signal(signal.SIGINT)
+        assert finish(first).status == 130
+        server.release()
+        assert finish(second).status == 0
+    assert server.sent(FILE) == len(WEIGHTS)
+
+
+def test_an_interrupted_download_resumes_inside_the_file(home: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("stall", FILE, at=200_000, times=1)
+        first = start(home, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        server.wait(lambda: server.sent(FILE) >= 200_000)
+        first.send_signal(signal.SIGINT)
+        assert finish(first).status == 130
+        server.heal()
+        assert run(home, tmp_path, server).status == 0
+    small = [request for request in server.requests if request.what == "tokenizer.json"]
+    assert len([request for request in small if request.method == "GET"]) == 1
+    assert server.sent(FILE) - len(WEIGHTS) <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("action", "host", "at", "words"),
+    [
+        ("altered", "cdn", 100_000, (FILE, "does not match the digest")),
+        ("short", "cdn", 100, (FILE, "stalled at 240188 of 240288 bytes")),
+        ("long", "cdn", 100, (FILE, "240388", "240288")),
+        ("login", "cdn", 0, (NAME, "web page")),
+        ("login", "hub", 0, (NAME, "web page")),
+        ("loop", "cdn", 0, (FILE, "redirects do not end")),
+        ("loop", "hub", 0, (FILE, "redirects do not end")),
+        ("status", "cdn", 500, (FILE, "500")),
+        ("status", "hub", 500, (FILE, "500")),
+        ("status", "cdn", 403, (NAME, "403")),
+        ("silent", "cdn", 0, (FILE, "did not answer within 0.5 s")),
+        ("stall", "cdn", 1000, (FILE, "stalled at 1000 of 240288 bytes")),
+    ],
+)
+def test_weights_that_come_wrong_are_refused_and_not_kept(
+    hasty: Home, tmp_path: Path, action: str, host: str, at: int, words: tuple[str, ...]
+) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail(action, FILE, host=host, at=at)
+        result = run(hasty, tmp_path, server)
+        refused(result, *words)
+        assert not [path for path in below(tmp_path) if path.name == FILE]
+        server.heal()
+        assert run(hasty, tmp_path, server).status == 0
+    nothing_outside(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("action", "at"), [("login", 0), ("loop", 0), ("status", 500), ("bomb", 1 << 30), ("status", 429)]
+)
+def test_a_hub_that_is_not_well(hasty: Home, tmp_path: Path, action: str, at: int) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail(action, "info", at=at)
+        server.fail(action, "tree", at=at)
+        refused(run(hasty, tmp_path, server), NAME)
+        server.heal()
+        assert run(hasty, tmp_path, server).status == 0
+
+
+def test_a_transfer_cut_in_the_middle_goes_on(hasty: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("cut", FILE, at=150_000, times=1)
+        result = run(hasty, tmp_path, server)
+        assert result.status == 0, result.err
+    ranges = [request.range for request in server.requests if request.host == "cdn"]
+    assert len(ranges) == 2
+
+
+@pytest.mark.parametrize("action", ["no-range", "416"])
+def test_a_host_without_ranges_sends_the_whole_again(hasty: Home, tmp_path: Path, action: str) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("cut", FILE, at=150_000, times=1)
+        server.fail(action, FILE, host="cdn", times=1)
+        result = run(hasty, tmp_path, server)
+        if result.status:
+            refused(result, FILE)
+            result = run(hasty, tmp_path, server)
+        assert result.status == 0, result.err
+
+
+def test_main_moves_while_it_is_fetched(hasty: Home, tmp_path: Path) -> None:
+    """All files are of the commit that main was at the beginning."""
+    moved = model({"config.json": {"architectures": ["Other"]}, "tokenizer.json": b"{}"})
+    with hub.serve({NAME: model()}) as server:
+        server.after("config.json", lambda: server.move(NAME, moved))
+        assert run(hasty, tmp_path, server).status == 0
+    (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
+    assert snapshot.name == model().commit
+
+
+def test_a_file_that_the_hub_lists_and_has_not(hasty: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("absent", "generation_config.json")
+        refused(run(hasty, tmp_path, server), NAME, "generation_config.json and does not have it")
+        server.heal()
+        assert run(hasty, tmp_path, server).status == 0
+
+
+def test_a_file_that_vanishes_leaves_an_incomplete_snapshot(hasty: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("stall", FILE, at=1000, times=1)
+        client = start(hasty, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        server.wait(lambda: server.sent(FILE) == 1000)
+        (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
+        (snapshot / "tokenizer.json").unlink()
+        server.release()
+        refused(finish(client), f"the download left an incomplete snapshot at {snapshot}", "tokenizer.json")
+        assert run(hasty, tmp_path, server).status == 0
+    assert server.sent(FILE) == len(WEIGHTS)
+
+
+def test_a_small_file_without_its_commit(hasty: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("no-commit", "config.json")
+        refused(run(hasty, tmp_path, server), NAME)
