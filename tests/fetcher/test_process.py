@@ -99,6 +99,11 @@ async def test_a_download_is_one_for_each_place_repo_revision_and_token(cache: C
         assert Client(cache, **other).wanted.key != same
 
 
+async def stalled(cache: Cache) -> None:
+    """Wait until the hub has sent the first MiB of the weights."""
+    await anyio.to_thread.run_sync(cache.server.wait, lambda: cache.server.sent(WEIGHTS) == MIB)
+
+
 async def test_all_who_join_hear_everything_and_one_download_is_made(cache: Cache) -> None:
     cache.server.fail("stall", WEIGHTS, at=MIB, times=1)
     clients = [Client(cache) for _ in range(5)]
@@ -106,6 +111,7 @@ async def test_all_who_join_hear_everything_and_one_download_is_made(cache: Cach
         for client in clients:
             tasks.start_soon(client.want, fetches)
             await client.hears.wait()
+        await stalled(cache)
         cache.server.release()
     assert [client.refusal for client in clients] == [None] * 5
     assert {tuple(client.said) for client in clients} == {tuple(clients[0].said)}
@@ -139,7 +145,7 @@ async def test_the_last_to_leave_ends_the_download_and_the_next_goes_on(cache: C
         for client in (first, second):
             tasks.start_soon(client.want, fetches)
             await client.hears.wait()
-        await anyio.to_thread.run_sync(cache.server.wait, lambda: cache.server.sent(WEIGHTS) == MIB)
+        await stalled(cache)
         first.scope.cancel()
         (process,) = children()
         os.kill(process, 0)
@@ -172,7 +178,7 @@ async def test_a_token_is_in_no_command_line(cache: Cache) -> None:
     client = Client(cache, HF_TOKEN=hub.MEMBER)
     async with downloads() as fetches, anyio.create_task_group() as tasks:
         tasks.start_soon(client.want, fetches)
-        await client.hears.wait()
+        await stalled(cache)
         (process,) = children()
         assert hub.MEMBER.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
         cache.server.release()
