@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +29,10 @@ from caldrixd.models.hub import COMMIT, Repo
 NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
 
 MAX_LISTING = 32 << 20
+MAX_SMALL = 64 << 20  # bytes of a file that the library downloads
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9_-]{1,128}"?')
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+ -]{0,220}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Hub:
             return
         from huggingface_hub import hf_hub_download  # takes longer to import than a cached model to find
 
-        with self.border():
+        with self.border(), _no_file_over(MAX_SMALL):
             path = hf_hub_download(
                 self.repo.name, name, revision=commit, cache_dir=self.cache, endpoint=self.endpoint
             )
@@ -193,7 +194,7 @@ class Hub:
             self.refuse_status(cause.response)
         if isinstance(cause, NetworkError):
             raise self.failed(cause) from None
-        if error.errno is None:
+        if error.errno in (None, errno.EFBIG):
             raise Refused("hub/answer", model=self.model, reason=_line(error)) from None
         place = error.filename or self.cache
         raise Refused("hub/cache", path=place, reason=error.strerror or error) from None
@@ -239,6 +240,17 @@ class Hub:
         parts = urlsplit(url)
         usual = {"http": 80, "https": 443}.get(parts.scheme)
         return parts.scheme, (parts.hostname or "").lower(), parts.port or usual
+
+
+@contextmanager
+def _no_file_over(size: int) -> Iterator[None]:
+    """Let no file of this process grow over that many bytes, however much a host sends."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def _listing(answer: Any) -> Listing:

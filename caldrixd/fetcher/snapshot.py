@@ -15,7 +15,7 @@ from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Message, Planned, Progress
 from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import transfer
-from caldrixd.fetcher.library import File, Hub, Listing
+from caldrixd.fetcher.library import MAX_SMALL, File, Hub, Listing
 from caldrixd.fetcher.transfer import Patience
 from caldrixd.json_file import read_bytes, read_object
 from caldrixd.models import files, gate
@@ -27,7 +27,6 @@ CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 # Beside config.json, the tokenizer, the index and the weights: what is wanted where the repo has it.
 SMALL_FILES = ("generation_config.json", "chat_template.jinja")
-MAX_SMALL = 64 << 20  # bytes
 MIB = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 

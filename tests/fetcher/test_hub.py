@@ -258,6 +258,16 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Cache) -> None:
     assert str(cache.root) in last.text
 
 
+def test_a_small_file_does_not_fill_the_disk(cache: Cache) -> None:
+    """A body of 200 MB in place of one of 20 kB."""
+    cache.server.fail("long", "tokenizer.json", at=200 * MIB)
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/answer"
+    assert cache.server.sent("tokenizer.json") < 100 * MIB
+    assert max(path.stat().st_size for path in cache.root.rglob("*") if path.is_file()) <= 64 * MIB
+
+
 @pytest.mark.parametrize("endpoint", ["ftp://x", "nonsense", "http://", "file:///etc"])
 def test_an_endpoint_that_is_none(cache: Cache, endpoint: str) -> None:
     last, _ = cache.fetch(HF_ENDPOINT=endpoint)
