@@ -109,6 +109,14 @@ def look(repo: Repo, cache: Path) -> Cached | None:
     return Cached(directory, lacking(directory, recorded), certain=True)
 
 
+def name_of(directory: Path) -> str:
+    """What to call a model directory: its name, or the repo's where it is a snapshot of the cache."""
+    storage = directory.parent.parent.name
+    if COMMIT.fullmatch(directory.name) and storage.startswith("models--"):
+        return storage.removeprefix("models--").replace("--", "/")
+    return directory.name
+
+
 def lacking(directory: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The files that are not there, or not with their size in bytes."""
     return tuple(name for name, size in sizes.items() if _size(directory / name) != size)
@@ -128,7 +136,7 @@ def _recorded(path: Path) -> dict[str, int] | None:
         sizes = read_object(path, MAX_RECORD).get("sizes")
     except Refused:
         return None
-    if type(sizes) is not dict or any(type(size) is not int for size in sizes.values()):
+    if type(sizes) is not dict or not sizes or any(type(size) is not int for size in sizes.values()):
         return None
     return sizes if all(Path(name).name == name for name in sizes) else None
 

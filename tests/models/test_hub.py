@@ -1,0 +1,130 @@
+"""The Hugging Face cache, looked at without its library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from caldrix_protocol.refusals import Refused
+from caldrixd.models.hub import Repo, cache_root, look, name_of, offline_variable, write_record
+
+COMMIT = "0123456789" * 4
+PINNED = Repo("owner/name", COMMIT)
+MAIN = Repo("owner/name", "main")
+MODEL = {"config.json": 2, "tokenizer.json": 2, "model.safetensors": 9}
+
+
+@pytest.mark.parametrize(
+    ("environment", "root"),
+    [
+        ({"HOME": "/h"}, "/h/.cache/huggingface/hub"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/x", "HF_HOME": "/f"}, "/f/hub"),
+        ({"HOME": "/h", "HF_HOME": "/f", "HF_HUB_CACHE": "/c"}, "/c"),
+        ({"HOME": "/h", "HF_HOME": "", "HF_HUB_CACHE": ""}, "/h/.cache/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_the_library_has_it(environment: dict[str, str], root: str) -> None:
+    assert cache_root(environment) == Path(root)
+
+
+def test_without_a_home_there_is_no_cache() -> None:
+    with pytest.raises(Refused) as caught:
+        cache_root({})
+    assert caught.value.code == "socket/no-home"
+
+
+@pytest.mark.parametrize(
+    ("environment", "variable"),
+    [
+        ({}, None),
+        ({"CALDRIX_OFFLINE": "0", "HF_HUB_OFFLINE": "No"}, None),
+        ({"CALDRIX_OFFLINE": ""}, None),
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
+        ({"HF_HUB_OFFLINE": "yes", "CALDRIX_OFFLINE": "true"}, "CALDRIX_OFFLINE"),
+    ],
+)
+def test_the_variable_that_forbids_connections(environment: dict[str, str], variable: str | None) -> None:
+    assert offline_variable(environment) == variable
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    directory = MAIN.snapshot(tmp_path, COMMIT)
+    directory.mkdir(parents=True)
+    for name, size in MODEL.items():
+        (directory / name).write_bytes(b"x" * size)
+    MAIN.reference(tmp_path).parent.mkdir()
+    MAIN.reference(tmp_path).write_text(COMMIT)
+    return tmp_path
+
+
+def test_nothing_is_known_of_what_was_never_fetched(cache: Path) -> None:
+    assert look(Repo("owner/other", "main"), cache) is None
+    assert look(Repo("owner/name", "v1"), cache) is None
+    assert look(Repo("owner/name", "f" * 40), cache) is None
+    MAIN.reference(cache).write_text("../../../etc")
+    assert look(MAIN, cache) is None
+
+
+@pytest.mark.parametrize("repo", [MAIN, PINNED])
+def test_a_snapshot_of_another_program_is_judged_by_its_files(cache: Path, repo: Repo) -> None:
+    found = look(repo, cache)
+    assert found is not None
+    assert (found.directory, found.missing, found.certain) == (MAIN.snapshot(cache, COMMIT), (), True)
+    for name in MODEL:
+        (found.directory / name).unlink()
+    found = look(repo, cache)
+    assert found is not None
+    assert found.missing == ("config.json", "tokenizer.json", "*.safetensors")
+
+
+def test_weights_without_an_index_may_not_be_all(cache: Path) -> None:
+    directory = MAIN.snapshot(cache, COMMIT)
+    (directory / "model.safetensors").rename(directory / "a.safetensors")
+    found = look(PINNED, cache)
+    assert found is not None
+    assert (found.complete, found.certain) == (True, False)
+
+
+def test_files_that_the_index_names_are_missing(cache: Path) -> None:
+    directory = MAIN.snapshot(cache, COMMIT)
+    (directory / "model.safetensors").rename(directory / "a.safetensors")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = look(PINNED, cache)
+    assert found is not None
+    assert (found.missing, found.certain) == (("b.safetensors",), True)
+
+
+def test_a_record_says_what_is_missing(cache: Path) -> None:
+    directory = MAIN.snapshot(cache, COMMIT)
+    write_record(MAIN.record(cache, COMMIT), {**MODEL, "chat_template.jinja": 5})
+    found = look(MAIN, cache)
+    assert found is not None
+    assert (found.missing, found.certain) == (("chat_template.jinja",), True)
+    (directory / "chat_template.jinja").write_text("12345")
+    (directory / "model.safetensors").write_text("cut")
+    found = look(MAIN, cache)
+    assert found is not None
+    assert found.missing == ("model.safetensors",)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"sizes": {}}', '{"sizes": {"a": "1"}}', '{"sizes": {"../../etc/passwd": 1}}']
+)
+def test_a_record_that_cannot_be_used_is_as_none(cache: Path, text: str) -> None:
+    record = MAIN.record(cache, COMMIT)
+    record.parent.mkdir()
+    record.write_text(text)
+    found = look(MAIN, cache)
+    assert found is not None
+    assert found.complete
+
+
+def test_a_snapshot_is_called_by_its_repo(cache: Path) -> None:
+    assert name_of(MAIN.snapshot(cache, COMMIT)) == "owner/name"
+    assert name_of(Path("/models/smollm2")) == "smollm2"
+    assert name_of(Path("/models") / COMMIT) == COMMIT
