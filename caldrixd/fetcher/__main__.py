@@ -24,7 +24,10 @@ from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo
 
 
 def main(arguments: list[str]) -> int:
-    """`demo CACHE`, or `hub CACHE MODEL REPO REVISION SECONDS`; 0 when the last frame was sent."""
+    """`demo CACHE`, `hub CACHE MODEL REPO REVISION SECONDS` or `commits CACHE SECONDS REPO...`.
+
+    0 when the last frame was sent.
+    """
     log.start("fetcher")
     logging.getLogger().setLevel(logging.WARNING)  # libraries tell of addresses, which may be signed
     wanted = threading.Event()
@@ -57,16 +60,21 @@ def _fetch(arguments: list[str], send: demo.Send, wanted: threading.Event) -> No
         demo.fetch(Path(cache), os.environ, send)
         return
     # They bring huggingface_hub, which the demo does without.
-    from caldrixd.fetcher import snapshot
+    from caldrixd.fetcher import commits, snapshot
     from caldrixd.fetcher.transfer import Patience
 
+    endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+    if kind == "commits":
+        seconds, *names = rest
+        commits.look_up(names, Path(cache), endpoint, float(seconds), send)
+        return
     model, repo, revision, seconds = rest
     snapshot.fetch(
         snapshot.Job(
             model=model,
             repo=Repo(repo, revision),
             cache=Path(cache),
-            endpoint=os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT,
+            endpoint=endpoint,
             patience=Patience(float(seconds)),
             send=send,
             proceed=wanted.wait,

@@ -28,6 +28,7 @@ from caldrixd.models.hub import COMMIT, Repo
 # The base of everything the library's HTTP package raises; which package that is depends on its version.
 NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
 
+CONNECT_SECONDS = 10.0
 MAX_LISTING = 32 << 20
 MAX_SMALL = 64 << 20  # bytes of a file that the library downloads
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9_-]{1,128}"?')
@@ -64,12 +65,13 @@ class Hub:
         self.model = model
         self.cache = cache
         self._seconds = seconds
-        usual = get_session()
-        client, hooks = type(usual), usual.event_hooks
+        with self.border():
+            usual = get_session()
+        client, timeout, hooks = type(usual), type(usual.timeout), usual.event_hooks
         set_client_factory(
             lambda: client(
                 follow_redirects=True,
-                timeout=seconds,
+                timeout=timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
                 headers={"accept-encoding": "identity"},
                 event_hooks={
                     "request": [*hooks["request"], self._before],
@@ -149,6 +151,8 @@ class Hub:
             raise self.failed(error) from None
         except OSError as error:
             self._refuse_os_error(error)
+        except ImportError as error:  # a kind of proxy that needs another package
+            raise self.failed(error) from None
         except ValueError as error:
             raise Refused("hub/answer", model=self.model, reason=_line(error)) from None
 
@@ -181,7 +185,7 @@ class Hub:
     def failed(self, error: Exception) -> Refused:
         """What an error of the network means."""
         kinds = {kind.__name__ for kind in type(error).__mro__}
-        host = urlsplit(self.endpoint).netloc
+        host = _place(self.endpoint)
         if "TooManyRedirects" in kinds:
             return Refused("hub/redirects", model=self.model)
         if "TimeoutException" in kinds:
@@ -222,7 +226,7 @@ class Hub:
         if self._origin(url) != self._origin(self.endpoint):
             request.headers.pop("authorization", None)
         if self.endpoint.startswith("https:") and not url.startswith("https:"):
-            raise Refused("hub/insecure", model=self.model, host=urlsplit(url).netloc)
+            raise Refused("hub/insecure", model=self.model, host=_place(url))
 
     def _after(self, response: Any) -> None:
         headers = response.headers
@@ -280,7 +284,12 @@ def _file(item: Any) -> File | None:
 
 
 def _host(response: Any) -> str:
-    return urlsplit(str(response.request.url)).netloc
+    return _place(str(response.request.url))
+
+
+def _place(url: str) -> str:
+    """Host and port of an address, without a name and password."""
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def _line(error: BaseException) -> str:

@@ -43,6 +43,17 @@ async def fetch_demo(cache: Path, environment: Mapping[str, str], report: Report
     return target
 
 
+async def look_up_commits(
+    names: list[str], environment: Mapping[str, str], seconds: float, report: Report
+) -> None:
+    """Report a Known with the commit of each repo, or a Notice. Raises Refused "hub/fetcher-died"."""
+    arguments = ["commits", str(cache_root(environment)), f"{seconds}", *names]
+    async with _running(arguments, _with_library(environment, seconds)) as process:
+        last = await _relay(process, report)
+    died = f"status {process.returncode}"
+    _raise_unless_done(last, Refused("hub/fetcher-died", model="the aliases", reason=died))
+
+
 @dataclass(frozen=True)
 class Wanted:
     """A repo that a request wants, as the user called it, with the fetcher's whole environment."""
@@ -68,7 +79,7 @@ class Fetches:
 
     def __init__(self, tasks: anyio.abc.TaskGroup, seconds: float) -> None:
         self._tasks = tasks
-        self._seconds = seconds
+        self.seconds = seconds
         self._fetches: dict[tuple[str, ...], Fetch] = {}
 
     async def fetch(self, wanted: Wanted, report: Callable[[Message], None], accept: Accept) -> None:
@@ -79,7 +90,7 @@ class Fetches:
         """
         fetch = self._fetches.get(wanted.key)
         if fetch is None or fetch.ending:
-            fetch = self._fetches[wanted.key] = Fetch(wanted, self._seconds, after=fetch)
+            fetch = self._fetches[wanted.key] = Fetch(wanted, self.seconds, after=fetch)
             self._tasks.start_soon(self._run, fetch)
         with fetch.joined(report):
             await fetch.planned.wait()
@@ -88,6 +99,11 @@ class Fetches:
                 fetch.accepted.set()
             await fetch.over.wait()
         fetch.raise_refusal()
+
+    def busy(self, storage: Path) -> bool:
+        """Whether a download into this directory of a cache runs."""
+        wanted = [fetch.wanted for fetch in self._fetches.values()]
+        return any(one.repo.storage(one.cache) == storage for one in wanted)
 
     async def _run(self, fetch: Fetch) -> None:
         try:

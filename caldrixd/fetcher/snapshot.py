@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +89,16 @@ class Snapshot:
         small = [*text_files.needed(listed), *(name for name in SMALL_FILES if name in listed)]
         self._sizes |= {name: self._listing.files[name].size for name in small}
         self._sizes |= {file.name: file.size for file in weights}
-        write_record(self._job.repo.record(self._job.cache, self._listing.commit), self._sizes)
+        for file in weights:
+            blob = self._blobs / file.digest
+            if file.name in self._missing() and _size(blob) == file.size:
+                _link(blob, self._directory / file.name)
         missing = self._missing()
         if not missing:
+            with suppress(OSError):  # a cache that is complete may be one that cannot be written
+                self._write_record()
             return
+        self._write_record()
         self._check_adapter(weights)
         self._check_disk(missing)
         self._announce(missing)
@@ -116,6 +122,9 @@ class Snapshot:
         partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         partial.write_text(self._listing.commit, "ascii")
         partial.rename(path)
+
+    def _write_record(self) -> None:
+        write_record(self._job.repo.record(self._job.cache, self._listing.commit), self._sizes)
 
     def _missing(self) -> dict[str, File]:
         return {name: self._listing.files[name] for name in lacking(self._directory, self._sizes)}

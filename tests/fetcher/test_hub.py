@@ -55,6 +55,25 @@ def test_a_model_is_where_the_library_looks_for_it(cache: Cache) -> None:
     assert not list(cache.root.rglob("*partial*"))
 
 
+def test_small_files_behind_a_redirect_of_the_hub(tmp_path: Path) -> None:
+    with hub.serve({NAME: REPO}, resolve_cache=True) as server:
+        cache = Cache(tmp_path / "hub", server)
+        assert cache.fetch()[0] == Done()
+        assert whole(cache, REPO)
+
+
+def test_a_proxy_that_cannot_be_used(cache: Cache) -> None:
+    last, _ = cache.fetch(ALL_PROXY="socks9://x", NO_PROXY="", no_proxy="")
+    assert type(last) is Refusal
+    assert last.code in ("hub/unreachable", "hub/answer")
+
+
+def test_a_password_in_the_endpoint_is_not_repeated(cache: Cache) -> None:
+    last, _ = cache.fetch(HF_ENDPOINT="http://name:secret@127.0.0.1:1")
+    assert type(last) is Refusal
+    assert (last.code, "secret" in last.text) == ("hub/unreachable", False)
+
+
 def test_the_plan_comes_before_any_weight(cache: Cache) -> None:
     fetcher = cache.start()
     plan = fetcher.until(Planned)
