@@ -1,6 +1,6 @@
 """One embedding row, widened to float32, from a row-major table or from the packed output head."""
 
-from caldrix_kernels.intrinsics.jit import routine
+from caldrix_kernels.intrinsics.jit import entry, routine
 from caldrix_kernels.intrinsics.memory import bits_to_float, half_at, load_f32, load_u16, store_f32
 from caldrix_kernels.step.layout import BF16, F16, PANEL
 
@@ -14,7 +14,7 @@ def _value(form, address):
     return load_f32(address)
 
 
-@routine("void(int64, int64, int64, int64, int64, int64)")
+@entry("void(int64, int64, int64, int64, int64, int64)")
 def embed_row_major(form, table, row_bytes, token, width, out):
     size = 4 if form not in (BF16, F16) else 2
     row = table + token * row_bytes
@@ -22,7 +22,7 @@ def embed_row_major(form, table, row_bytes, token, width, out):
         store_f32(out + 4 * k, _value(form, row + k * size))
 
 
-@routine("void(int64, int64, int64, int64, int64, int64)")
+@entry("void(int64, int64, int64, int64, int64, int64)")
 def embed_panelled(form, panels, panel_bytes, token, width, out):
     """Row `token` of a matrix packed by `pack_panels` in panels of `panel_bytes`."""
     lane = token & (PANEL - 1)

@@ -6,7 +6,7 @@ preempted holds up the others only while it owns an item, and one that wakes lat
 and touches nothing. Waiting threads spin briefly, then park on a futex.
 """
 
-from caldrix_kernels.intrinsics.jit import call, routine
+from caldrix_kernels.intrinsics.jit import call, entry, routine
 from caldrix_kernels.intrinsics.memory import (
     FUTEX_WAIT_PRIVATE,
     FUTEX_WAKE_PRIVATE,
@@ -104,7 +104,7 @@ def wait_finished(step, end):
             atomic_add(control + FINISHED_SLEEPERS, -1)
 
 
-@routine("void(int64, int64)")
+@entry("void(int64, int64)")
 def publish_and_run(staged, published):
     """Thread 0: copy the step block to where the pool reads it, wake the pool, run the step.
 
@@ -133,7 +133,7 @@ def wait_command(control, seen):
             atomic_add(control + COMMAND_SLEEPERS, -1)
 
 
-@routine("void(int64, int64, int64, int64, int64)")
+@entry("void(int64, int64, int64, int64, int64)")
 def pool_thread(published, own, control, thread, seen):
     """A pool thread's life: wait for a command newer than `seen`, take a whole copy of the block, run it."""
     while True:
