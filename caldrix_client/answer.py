@@ -72,7 +72,8 @@ class Speaker(NamedTuple):
         limit = self.command.max_tokens
         if limit is None and not self.opened.chat_template:
             limit = BASE_MODEL_TOKENS
-        return Generate(self.opened.handle, packed.turns, packed.raw, limit)
+        knobs = self.command.sampling
+        return Generate(self.opened.handle, packed.turns, packed.raw, limit, *knobs, self.command.stop)
 
     def _account(self, answer: Answer) -> None:
         timings = answer.done.timings._replace(load_seconds=self.opened.load_seconds)
@@ -93,6 +94,7 @@ def _object(answer: Answer, timings: Timings) -> str:
             "prompt_ids": done.prompt_ids,
             "finish_reason": done.finish_reason,
             "dropped_turns": done.dropped_turns,
+            "seed": done.seed,
             "timings": timings._asdict(),
         }
     )

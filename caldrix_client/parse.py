@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from caldrix_client.sampling import Sampling
 from caldrix_protocol import options
 from caldrix_protocol.options import HELP_FLAGS
 from caldrix_protocol.refusals import Refused
+
+DEFAULT_CTX = 2048
 
 
 class Run(NamedTuple):
@@ -21,12 +24,34 @@ class Run(NamedTuple):
     threads: int | None
     cpu_isa: str | None
     cpu_kernels: str | None
-    max_batch: int
+    max_batch: int | None
+    max_context: int | None
+    sampler: str
     dtype: str
     raw: bool
     plain: bool
     stats: bool
     json: bool
+    draft_model: str | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+
+    @property
+    def sampling(self) -> Sampling:
+        """The knobs of sampling at the start of the run."""
+        return Sampling(*[getattr(self, name) for name in Sampling._fields])
+
+    @property
+    def bounded_ctx(self) -> int | None:
+        """--ctx within --max-context; None leaves it to the daemon, whose default is DEFAULT_CTX at most."""
+        if self.max_context is None or self.max_context >= (self.ctx or DEFAULT_CTX):
+            return self.ctx
+        return self.max_context
 
 
 class Ps(NamedTuple):
@@ -122,7 +147,7 @@ def _flags(command: str, arguments: list[str]) -> tuple[dict[str, Any], list[str
     others: list[str] = []
     for option, value in options.walk(command, arguments):
         if option is not None:
-            values[option.key] = value
+            options.put(values, option, value)
         elif value in HELP_FLAGS:
             return None
         else:

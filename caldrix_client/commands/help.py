@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from caldrix_client.context import Context
-from caldrix_protocol.options import Option, options_of
+from caldrix_protocol.option import Option
+from caldrix_protocol.options import is_accepted, options_of
 
 USAGE = """\
 caldrix runs language models on your own machine.
@@ -38,7 +39,7 @@ def execute(context: Context) -> int:
 
 
 def _list(title: str, command: str) -> str:
-    flags = [_entry(option) for option in options_of(command) if option.refused is None]
+    flags = [_entry(option) for option in options_of(command) if is_accepted(option)]
     return "\n".join((f"Flags of {title}:", *flags)) + "\n"
 
 

@@ -29,16 +29,18 @@ def execute(command: Run, context: Context) -> int:
         _model(command.model),
         for_request(context.environment),
         backend=command.backend,
-        ctx=command.ctx,
+        ctx=command.bounded_ctx,
         dtype=command.dtype,
         threads=command.threads or 0,
-        max_batch=command.max_batch,
+        max_batch=command.max_batch or 8,
         cpu_isa=command.cpu_isa or "native",
         cpu_kernels=command.cpu_kernels or "auto",
     )
     system = None if command.system is None else _system(command.system)
     with connect(context.environment, context.started) as channel:
         speaker = Speaker(channel, _open(channel, request, context.terminal), command, context.terminal)
+        if command.draft_model is not None:
+            context.terminal.say(sentence("notice/no-speculation", draft=command.draft_model))
         _say_what_is_missing(speaker)
         conversation = Conversation(system)
         if command.prompt is None:

@@ -6,10 +6,30 @@ Reading a command line is `walk`, which calls `find` for each flag and `value` f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from caldrix_protocol.refusals import ROWS, RUN, USAGE, Refused
+from caldrix_protocol.option import (
+    MAX_STOPS,
+    Option,
+    backend,
+    batch,
+    byte_count,
+    idle_seconds,
+    integer,
+    min_p,
+    one_of,
+    prompt,
+    repetition_penalty,
+    seed,
+    stop,
+    switch,
+    temperature,
+    top_k,
+    top_p,
+    words,
+)
+from caldrix_protocol.refusals import RUN, Refused
 
 BACKENDS = ("auto", "hip", "metal", "cpu")
 DTYPES = ("f32", "bf16")
@@ -18,9 +38,11 @@ ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
 KERNELS = ("auto", "numba", "c")
 # What only the CPU lane has: the keys of their values, None when the flag is absent.
 CPU_ONLY = {"threads": "--threads", "cpu_isa": "--cpu-isa", "cpu_kernels": "--cpu-kernels"}
+# What only streamed weights have, but for --weight-budget, which asks for them.
+STREAMING = ("--weight-", "--layout-dir")
 MAX_CTX = 1 << 20
 MAX_THREADS = 256
-MAX_SECONDS = 31_536_000
+MAX_COUNT = 2**63 - 1
 
 HELP_FLAGS = ("-h", "--help")
 
@@ -28,98 +50,8 @@ HELP_FLAGS = ("-h", "--help")
 UNKNOWN_FLAG = {"run": "run/unknown-flag"}
 
 
-class Option(NamedTuple):
-    """One flag of the commands `commands`.
-
-    `metavar` None: a switch, whose value is True when given. `check` turns the text after the flag into its
-    value or raises Refused with a row of kind `kind`. `refused` names the row that refuses the flag on sight,
-    whatever its value. `absent` says in words what happens without the flag.
-    """
-
-    name: str
-    metavar: str | None
-    check: Callable[[str], Any]
-    default: Any
-    absent: str
-    doc: str
-    aliases: tuple[str, ...] = ()
-    kind: str = USAGE
-    commands: tuple[str, ...] = ("run",)
-    refused: str | None = None
-
-    @property
-    def key(self) -> str:
-        """The name of its value: `--max-tokens` is `max_tokens`."""
-        return self.name.lstrip("-").replace("-", "_")
-
-
-def _words(what: str) -> Callable[[str], str]:
-    """Text as given; refused if the bytes on the command line were not UTF-8."""
-
-    def check(text: str) -> str:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise Refused("usage/prompt-utf8", what=what) from None
-        return text
-
-    return check
-
-
-def _prompt(text: str) -> str:
-    if not text:
-        raise Refused("usage/empty-prompt")
-    return _words("-p")(text)
-
-
-def _integer(code: str, high: int) -> Callable[[str], int]:
-    """A decimal integer from 1 to `high`, refused with the row `code`."""
-
-    def check(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-        if not 1 <= number <= high:
-            raise Refused(code, value=text)
-        return number
-
-    return check
-
-
-def _one_of(code: str, names: tuple[str, ...]) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if text not in names:
-            raise Refused(code, value=text)
-        return text
-
-    return check
-
-
-def _backend(text: str) -> str:
-    if text == "host":
-        raise Refused("usage/backend-host")
-    return _one_of("usage/backend", BACKENDS)(text)
-
-
-def _idle_seconds(text: str) -> float:
-    """Seconds as a decimal number without an exponent."""
-    parts = text.split(".")
-    plain = text.isascii() and len(text) < 20 and len(parts) <= 2 and all(part.isdigit() for part in parts)
-    if not plain or float(text) > MAX_SECONDS:
-        raise Refused("usage/idle-unload", value=text)
-    return float(text)
-
-
-def _batch(text: str) -> int:
-    if text not in map(str, BATCHES):
-        raise Refused("run/max-batch", value=text)
-    return int(text)
-
-
-def _switch(text: str) -> NoReturn:
-    raise TypeError("a switch has no text to check")
-
-
 OPTIONS: tuple[Option, ...] = (
-    Option("--prompt", "PROMPT", _prompt, None, "chat", "answer this prompt and exit", ("-p",)),
+    Option("--prompt", "PROMPT", prompt, None, "chat", "answer this prompt and exit", ("-p",)),
     Option(
         "--image",
         "IMAGE",
@@ -133,7 +65,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--system",
         "TEXT|@FILE",
-        _words("--system"),
+        words("--system"),
         None,
         "none",
         "the system message, as text or as @ and the name of a file that holds it",
@@ -141,7 +73,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--max-tokens",
         "N",
-        _integer("usage/max-tokens", 2**63 - 1),
+        integer("usage/max-tokens", MAX_COUNT),
         None,
         "until the end-of-sequence token or a full context; 256 tokens for a model without a chat template",
         "stop after N new tokens (a positive integer)",
@@ -149,7 +81,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--ctx",
         "N",
-        _integer("run/ctx", MAX_CTX),
+        integer("run/ctx", MAX_CTX),
         None,
         "2048, or what the model was made for if that is less",
         "the context length, in tokens",
@@ -158,7 +90,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--backend",
         "auto|hip|metal|cpu",
-        _backend,
+        backend(BACKENDS),
         "auto",
         "auto: the first usable of metal, hip, cpu",
         "the lane: AMD GPU, Apple GPU or CPU",
@@ -166,7 +98,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--threads",
         "N",
-        _integer("run/threads", MAX_THREADS),
+        integer("run/threads", MAX_THREADS),
         None,
         "one for each core",
         "threads of the CPU lane",
@@ -175,7 +107,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--cpu-isa",
         "x86-64-v2|x86-64-v3|x86-64-v4|native",
-        _one_of("run/cpu-isa", ISAS),
+        one_of("run/cpu-isa", ISAS),
         None,
         "native: all this processor has",
         "the instructions that the CPU lane uses; the reply in f32 is the same with all of them",
@@ -184,7 +116,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--cpu-kernels",
         "auto|numba|c",
-        _one_of("run/cpu-kernels", KERNELS),
+        one_of("run/cpu-kernels", KERNELS),
         None,
         "auto: numba, or a C compiler where numba cannot be used",
         "what compiles the CPU lane's kernels",
@@ -193,8 +125,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--max-batch",
         "N",
-        _batch,
-        8,
+        batch(BATCHES),
+        None,
         "8",
         "the most replies of one model that are computed together, 1 or 8; none depends on the others",
         kind=RUN,
@@ -202,7 +134,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--dtype",
         "f32|bf16",
-        _one_of("run/dtype", DTYPES),
+        one_of("run/dtype", DTYPES),
         "f32",
         "f32",
         "the arithmetic: f32, or bf16 to round activations, for a faster prefill where the processor has it",
@@ -211,7 +143,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--raw",
         None,
-        _switch,
+        switch,
         False,
         "chat template",
         "send the prompt as plain text: no chat template, special tokens written in it count as such",
@@ -219,7 +151,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--plain",
         None,
-        _switch,
+        switch,
         False,
         "progress and line editing in a terminal",
         "no progress line and no line editing",
@@ -227,84 +159,138 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--stats",
         None,
-        _switch,
+        switch,
         False,
         "off",
         "print one line of times and token counts to stderr after each answer",
     ),
-    Option("--json", None, _switch, False, "text", "print each answer as one JSON object"),
+    Option("--json", None, switch, False, "text", "print each answer as one JSON object"),
     Option(
         "--draft-model",
         "DIR|ALIAS|REPO",
-        str,
+        words("--draft-model"),
         None,
         "none",
-        "speculate with this draft model",
-        refused="usage/not-available",
+        "speculate with this draft model (not available yet: the run goes on without it)",
     ),
     Option(
         "--temperature",
         "T",
-        str,
+        temperature,
         0.0,
         "0",
         "sample the next token at temperature T (finite, >= 0; 0 picks the most likely token)",
-        refused="usage/not-available",
     ),
-    Option(
-        "--top-k",
-        "N",
-        str,
-        0,
-        "0",
-        "keep only the N most likely tokens (0 keeps all)",
-        refused="usage/not-available",
-    ),
+    Option("--top-k", "N", top_k, 0, "0", "keep only the N most likely tokens (0 keeps all)"),
     Option(
         "--top-p",
         "P",
-        str,
+        top_p,
         1.0,
         "1",
         "keep the smallest set of tokens whose probability adds up to P (0 < P <= 1; 1 keeps all)",
-        refused="usage/not-available",
     ),
     Option(
         "--min-p",
         "M",
-        str,
+        min_p,
         0.0,
         "0",
         "drop tokens whose probability is below M times the most likely token's (0 <= M <= 1)",
-        refused="usage/not-available",
     ),
     Option(
         "--repetition-penalty",
         "R",
-        str,
+        repetition_penalty,
         1.0,
         "1",
-        "divide the score of each token in the last 64 tokens by R (finite, > 0; 1 is off)",
-        refused="usage/not-available",
+        "divide the score of each token already in the last 64 tokens of prompt and reply by R, or multiply "
+        "it where it is negative (finite, > 0; 1 is off)",
     ),
     Option(
         "--seed",
         "N",
-        str,
+        seed,
         None,
         "fresh entropy per reply",
         "seed the random draw, so the same prompt gives the same reply on this machine and build",
-        refused="usage/not-available",
+    ),
+    Option(
+        "--stop",
+        "TEXT",
+        stop,
+        (),
+        "none",
+        "end the reply before this text; may be given up to 16 times",
+        many=MAX_STOPS,
+    ),
+    Option(
+        "--max-context",
+        "N",
+        integer("run/max-context", MAX_COUNT),
+        None,
+        "--ctx alone",
+        "the most tokens of any context, whatever --ctx says",
+        kind=RUN,
+    ),
+    Option(
+        "--sampler",
+        "host",
+        one_of("run/sampler", ("host",)),
+        "host",
+        "host",
+        "what picks the token: host is the processor, on every lane",
+        kind=RUN,
+    ),
+    Option(
+        "--queue-depth",
+        "N",
+        integer("run/queue-depth", MAX_COUNT),
+        None,
+        "no bound",
+        "the most requests that wait for one model",
+        kind=RUN,
+        later="run/not-available",
+    ),
+    Option(
+        "--weight-budget",
+        "BYTES",
+        byte_count,
+        None,
+        "all weights are in memory",
+        "stream the weights from disk through this much memory: bytes, or with m or g MiB or GiB",
+        kind=RUN,
+        later="run/not-available",
+    ),
+    Option(
+        "--weight-ring",
+        "N",
+        integer("run/weight-ring", MAX_COUNT, 2),
+        None,
+        "2",
+        "how many layers of streamed weights are in memory in turn (>= 2)",
+        kind=RUN,
+        later="run/not-available",
+    ),
+    *(
+        Option(name, metavar, words(name), None, "none", doc, later="run/not-available")
+        for name, metavar, doc in (
+            ("--weight-pin", "NAMES", "streamed weights that stay in memory, by name"),
+            ("--weight-pins", "FILE", "the same, from a file"),
+            ("--weight-digest", "DIGEST", "what the streamed weights are checked against"),
+            ("--weight-codec", "NAME", "how streamed weights are packed on disk"),
+            ("--layout-dir", "DIR", "where streamed weights are kept as the lane lays them out"),
+        )
     ),
     Option("--port", "PORT", str, None, "", "", refused="usage/no-http"),
     Option("--host", "HOST", str, None, "", "", refused="usage/no-http"),
-    Option("--admin", None, _switch, False, "", "", refused="usage/no-http"),
+    Option("--admin", None, switch, False, "", "", refused="usage/no-http"),
     Option("--admin-port", "PORT", str, None, "", "", refused="usage/no-http"),
     Option("--model-dir", "DIR", str, None, "", "", refused="usage/model-dir"),
     Option(
         "--daemon",
         None,
-        _switch,
+        switch,
         False,
         "models only",
         "end caldrixd itself, with all its models",
@@ -313,7 +299,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--idle-unload",
         "SECONDS",
-        _idle_seconds,
+        idle_seconds,
         900.0,
         "900",
         "unload a model after it was idle for this long",
@@ -329,7 +315,22 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 def defaults(command: str) -> dict[str, Any]:
     """Option.key -> value when the flag is absent, for the flags the command accepts."""
-    return {option.key: option.default for option in options_of(command) if option.refused is None}
+    return {option.key: option.default for option in options_of(command) if is_accepted(option)}
+
+
+def is_accepted(option: Option) -> bool:
+    """Whether a command line with this flag can be obeyed."""
+    return option.refused is None and option.later is None
+
+
+def put(values: dict[str, Any], option: Option, value: Any) -> None:
+    """Note the value of a flag that was given. Refused "usage/too-often"."""
+    if option.many == 1:
+        values[option.key] = value
+        return
+    values[option.key] = (*values[option.key], value)
+    if len(values[option.key]) > option.many:
+        raise Refused("usage/too-often", flag=option.name, limit=option.many)
 
 
 def walk(command: str, arguments: Sequence[str]) -> Iterator[tuple[Option | None, Any]]:
@@ -374,32 +375,11 @@ def check_together(values: Mapping[str, Any]) -> None:
     for key, flag in CPU_ONLY.items():
         if values.get(key) is not None and values["backend"] not in ("cpu", "auto"):
             raise Refused("run/cpu-only-flag", flag=flag)
-
-
-def documentation(command: str) -> str:
-    """Markdown rows `| flag | meaning | default |` of the flags a command accepts or will accept."""
-    rows = []
-    for option in options_of(command):
-        if option.refused not in (None, "usage/not-available"):
-            continue
-        meaning = option.doc if option.refused is None else f"{option.doc} (not available yet)"
-        rows.append(f"| {_spelled(option)} | {_cell(meaning)} | {_cell(option.absent)} |")
-    return "\n".join(rows)
-
-
-def refused_documentation(command: str) -> str:
-    """Markdown rows `| flag | what is said |` of the flags and values a command always refuses."""
-    said = {"`--backend host`": ROWS["usage/backend-host"].text} if command == "run" else {}
-    for option in options_of(command):
-        if option.refused not in (None, "usage/not-available"):
-            said[f"`{option.name}`"] = ROWS[option.refused].text.format(flag=option.name)
-    return "\n".join(f"| {flag} | {_cell(text)} |" for flag, text in said.items())
-
-
-def _spelled(option: Option) -> str:
-    after = "" if option.metavar is None else f" {option.metavar}"
-    return ", ".join(f"`{_cell(name + after)}`" for name in (*option.aliases, option.name))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    budget = values.get("weight_budget") is not None
+    if budget and values["max_batch"] == max(BATCHES):
+        raise Refused("run/streamed-batch")
+    for option in OPTIONS:
+        if values.get(option.key) is not None and option.later is not None:
+            if option.name.startswith(STREAMING) and not budget:
+                raise Refused("run/streamed-only-flag", flag=option.name)
+            raise Refused(option.later, flag=option.name)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from caldrix_protocol import messages as m
+from caldrix_protocol.flag_tables import documentation, refused_documentation
+from caldrix_protocol.option import Option
 from caldrix_protocol.options import (
     BACKENDS,
     BATCHES,
@@ -14,13 +16,12 @@ from caldrix_protocol.options import (
     ISAS,
     KERNELS,
     OPTIONS,
-    Option,
     check_together,
     defaults,
-    documentation,
     find,
+    is_accepted,
     options_of,
-    refused_documentation,
+    put,
     value,
 )
 from caldrix_protocol.refusals import EXIT_STATUS, ROWS, Refused
@@ -58,6 +59,32 @@ def refusal(flag: str, text: str | None = None, command: str = "run") -> Refused
         ("--cpu-isa", "native", "native"),
         ("--cpu-kernels", "numba", "numba"),
         ("--backend", "metal", "metal"),
+        ("--temperature", "0", 0.0),
+        ("--temperature", "-0", 0.0),
+        ("--temperature", ".7", 0.7),
+        ("--temperature", "1e-3", 0.001),
+        ("--temperature", "1e308", 1e308),
+        ("--top-k", "0", 0),
+        ("--top-k", "2147483647", 2**31 - 1),
+        ("--top-p", "1", 1.0),
+        ("--top-p", "1e-300", 1e-300),
+        ("--min-p", "0", 0.0),
+        ("--min-p", "1.0", 1.0),
+        ("--repetition-penalty", "0.5", 0.5),
+        ("--seed", "0", 0),
+        ("--seed", "18446744073709551615", 2**64 - 1),
+        ("--stop", " ", " "),
+        ("--stop", "é" * 512, "é" * 512),
+        ("--draft-model", "demo", "demo"),
+        ("--max-context", "1", 1),
+        ("--sampler", "host", "host"),
+        ("--queue-depth", "1", 1),
+        ("--weight-budget", "1", 1),
+        ("--weight-budget", "3m", 3 << 20),
+        ("--weight-budget", "2g", 2 << 30),
+        ("--weight-ring", "2", 2),
+        ("--weight-pin", "lm_head", "lm_head"),
+        ("--layout-dir", "/l", "/l"),
         ("--raw", None, True),
         ("--plain", None, True),
         ("--stats", None, True),
@@ -109,6 +136,121 @@ def test_engine_flags_are_refused_with_status_1(flag: str, text: str, code: str)
     assert EXIT_STATUS[refused.kind] == 1
 
 
+NO_REALS = ["", "?", "-", ".", "1_0", " 1", "0x1", "nan", "inf", "-inf", "1e400", "1e", "٣", "1,5", "1" * 401]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "words"),
+    [
+        *(
+            ("--temperature", text, "--temperature must be a finite number of at least 0")
+            for text in [*NO_REALS, "-0.1"]
+        ),
+        *(
+            ("--top-k", text, "--top-k must be an integer from 0 to 2147483647")
+            for text in ["", "-1", "1.0", "2147483648", "+1", "9" * 401]
+        ),
+        *(
+            ("--top-p", text, "--top-p must be a number over 0 and at most 1")
+            for text in [*NO_REALS, "0", "-0", "-1", "1.0000001"]
+        ),
+        *(
+            ("--min-p", text, "--min-p must be a number from 0 to 1")
+            for text in [*NO_REALS, "-0.1", "1.0000001"]
+        ),
+        *(
+            ("--repetition-penalty", text, "--repetition-penalty must be a finite number over 0")
+            for text in [*NO_REALS, "0", "-1"]
+        ),
+        *(
+            ("--seed", text, "--seed must be an integer from 0 to 18446744073709551615")
+            for text in ["", "-1", "1.5", "18446744073709551616", "off"]
+        ),
+    ],
+)
+def test_a_knob_out_of_range_is_refused_by_name(flag: str, text: str, words: str) -> None:
+    refused = refusal(flag, text)
+    assert refused.text == f"{words}, got {text}"
+    assert EXIT_STATUS[refused.kind] == 2
+
+
+@pytest.mark.parametrize("text", ["", "x" * 1025, "é" * 513])
+def test_a_stop_text_has_a_length(text: str) -> None:
+    assert refusal("--stop", text).text == "--stop needs a text of 1 to 1024 bytes"
+
+
+def test_stop_texts_add_up_to_sixteen() -> None:
+    values = defaults("run")
+    stop = find("run", "--stop")
+    for count in range(16):
+        put(values, stop, str(count))
+    assert values["stop"] == tuple(map(str, range(16)))
+    with pytest.raises(Refused) as caught:
+        put(values, stop, "16")
+    assert caught.value.text == "--stop can be given 16 times at most"
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "words"),
+    [
+        ("--max-context", "0", "--max-context must be >= 1, got 0"),
+        ("--queue-depth", "-1", "--queue-depth must be >= 1, got -1"),
+        ("--sampler", "device", "--sampler must be host, got device"),
+        ("--weight-ring", "1", "--weight-ring must be >= 2, got 1"),
+        *(
+            (
+                "--weight-budget",
+                text,
+                f"--weight-budget must be a positive byte count, optionally suffixed g or m, got {text}",
+            )
+            for text in ("", "0", "g", "0m", "-1", "1.5g", "1k", "1G", "1gm")
+        ),
+    ],
+)
+def test_the_engines_values_are_refused_in_its_words(flag: str, text: str, words: str) -> None:
+    refused = refusal(flag, text)
+    assert refused.text == words
+    assert EXIT_STATUS[refused.kind] == 1
+
+
+STREAMED = [
+    "--weight-ring",
+    "--weight-pin",
+    "--weight-pins",
+    "--weight-digest",
+    "--weight-codec",
+    "--layout-dir",
+]
+
+
+def together(**values: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        check_together(defaults("run") | values)
+    assert EXIT_STATUS[caught.value.kind] == 1
+    return caught.value
+
+
+@pytest.mark.parametrize("flag", STREAMED)
+def test_some_flags_are_for_streamed_weights(flag: str) -> None:
+    key = find("run", flag).key
+    assert together(**{key: 2}).text == f"{flag} is only meaningful with --weight-budget"
+    assert together(**{key: 2}, weight_budget=1).code == "run/not-available"
+
+
+def test_streamed_weights_are_not_batched() -> None:
+    assert together(weight_budget=1, max_batch=8).text == (
+        "streamed weights are single-stream: --weight-budget cannot be combined with --max-batch 8"
+    )
+
+
+@pytest.mark.parametrize(
+    "values", [{"queue_depth": 1}, {"weight_budget": 1}, {"weight_budget": 1, "max_batch": 1}]
+)
+def test_flags_whose_feature_is_to_come_are_refused_last(values: dict[str, int]) -> None:
+    flag = "--" + next(iter(values)).replace("_", "-")
+    assert together(**values).text == f"{flag} asks for what the engine cannot do yet in this version"
+
+
 @pytest.mark.parametrize("text", ["", "0", "2", "16", "01", "1.0", "-1", "8 ", "eight", "٨"])
 def test_max_batch_takes_two_numbers(text: str) -> None:
     refused = refusal("--max-batch", text)
@@ -141,20 +283,11 @@ def test_max_batch_takes_two_numbers(text: str) -> None:
         ("--admin", None, "--admin: caldrix run serves no HTTP; use caldrix serve"),
         ("--admin-port", None, "--admin-port: caldrix run serves no HTTP; use caldrix serve"),
         ("--model-dir", "/m", "--model-dir: give the model as the first argument"),
-        ("--draft-model", "d", "--draft-model is not available yet in this version"),
+        ("--draft-model", "\udc80", "--draft-model is not valid UTF-8"),
+        ("--stop", "\udc80", "--stop is not valid UTF-8"),
+        ("--seed", None, "--seed needs a value"),
         ("--image", "a.png", "--image is not available yet in this version"),
         ("-i", None, "-i is not available yet in this version"),
-        *(
-            (flag, "1", f"{flag} is not available yet in this version")
-            for flag in (
-                "--temperature",
-                "--top-k",
-                "--top-p",
-                "--min-p",
-                "--repetition-penalty",
-                "--seed",
-            )
-        ),
     ],
 )
 def test_what_caldrix_itself_refuses_has_status_2(flag: str, text: str | None, words: str) -> None:
@@ -230,12 +363,22 @@ def test_defaults_are_keyed_by_name() -> None:
         "threads": None,
         "cpu_isa": None,
         "cpu_kernels": None,
-        "max_batch": 8,
+        "max_batch": None,
+        "max_context": None,
+        "sampler": "host",
         "dtype": "f32",
         "raw": False,
         "plain": False,
         "stats": False,
         "json": False,
+        "draft_model": None,
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": None,
+        "stop": (),
     }
     assert defaults("stop") == {"daemon": False}
     assert defaults("caldrixd") == {"idle_unload": 900.0}
@@ -244,7 +387,7 @@ def test_defaults_are_keyed_by_name() -> None:
 
 def test_flags_agree_with_the_message_they_travel_in() -> None:
     opened = m.Open("demo", {})
-    same = ("backend", "ctx", "dtype", "max_batch")
+    same = ("backend", "ctx", "dtype")
     assert [getattr(opened, key) for key in same] == [defaults("run")[key] for key in same]
     checked = m.checks(m.Open)
     for backend in BACKENDS:
@@ -259,6 +402,17 @@ def test_flags_agree_with_the_message_they_travel_in() -> None:
         assert checked["max_batch"](read("--max-batch", str(batch))) == batch
     assert checked["ctx"](read("--ctx", "1048576")) == 1 << 20
     assert checked["threads"](read("--threads", "256")) == 256
+    generate = m.checks(m.Generate)
+    knobs = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+    assert [m.Generate._field_defaults[key] for key in knobs] == [defaults("run")[key] for key in knobs]
+    assert generate["top_k"](read("--top-k", "2147483647")) == 2**31 - 1
+    assert generate["seed"](read("--seed", str(2**64 - 1))) == 2**64 - 1
+    assert generate["stop"]((read("--stop", "é" * 512),) * 16)
+    for key in ("temperature", "repetition_penalty"):
+        assert generate[key](read("--" + key.replace("_", "-"), "1.7976931348623157e308")) == m.MAX_FLOAT
+
+
+TEXTS = {"--prompt", "--system", "--stop", "--draft-model", *STREAMED[1:]}
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
@@ -272,7 +426,7 @@ def test_records_are_well_formed(option: Option) -> None:
         assert option.absent
     if option.refused is not None:
         assert ROWS[option.refused].kind == option.kind
-    elif option.metavar is not None and option.name not in ("--prompt", "--system"):
+    elif option.metavar is not None and option.name not in TEXTS:
         with pytest.raises(Refused) as caught:
             option.check("?")
         assert caught.value.kind == option.kind
@@ -283,10 +437,14 @@ def test_documentation_has_a_row_for_every_flag_but_the_refused() -> None:
     assert rows[0] == "| `-p PROMPT`, `--prompt PROMPT` | answer this prompt and exit | chat |"
     assert "| `--threads N` | threads of the CPU lane | one for each core |" in rows
     assert any(row.startswith("| `--backend auto\\|hip\\|metal\\|cpu` |") for row in rows)
-    assert (
-        "| `--top-k N` | keep only the N most likely tokens (0 keeps all) (not available yet) | 0 |" in rows
+    assert "| `--top-k N` | keep only the N most likely tokens (0 keeps all) | 0 |" in rows
+    later = "the most requests that wait for one model (not available yet)"
+    assert f"| `--queue-depth N` | {later} | no bound |" in rows
+    refused = [option for option in options_of("run") if option.refused not in (None, "usage/not-available")]
+    assert len(rows) == len(options_of("run")) - len(refused) > 30
+    assert sum("not available yet" in row for row in rows) == 1 + sum(
+        not is_accepted(option) for option in options_of("run") if option not in refused
     )
-    assert len(rows) == 22
     assert documentation("ps") == ""
     assert documentation("caldrixd").startswith("| `--idle-unload SECONDS` |")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from caldrix_protocol.options import documentation, refused_documentation
+from caldrix_protocol.flag_tables import documentation, refused_documentation
 from caldrixd.architectures import FAMILIES
 from tests.structure.source import PACKAGES, ROOT
 
