@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ def test_a_repo_is_fetched_once_and_answers_as_its_directory(shared: Home, tmp_p
         second = finish(start(shared, tmp_path, server, "run", NAME, *arguments, HF_HUB_OFFLINE="1"))
         assert (second.status, json.loads(second.out)["ids"]) == (0, prompt["generated_ids"][:4])
         assert len(server.requests) == asked
-    listed = next(line for line in first.err.splitlines() if "downloading" in line)
-    assert all(name in listed for name in contents(MODEL, {}))
+    said = [line for line in first.err.splitlines() if "download" in line]
+    assert said[0].startswith(f"caldrix: {NAME}: downloading ")
+    assert all(name in said[0] for name in contents(MODEL, {}))
+    assert {line.split()[2] for line in said[1:]} == set(contents(MODEL, {}))
+    assert said[-1] == "caldrix: downloaded model.safetensors (240 kB)"
     assert "downloading" not in second.err
     snapshots = list((tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir())
     assert [path.name for path in snapshots] == [model().commit]
@@ -303,6 +307,26 @@ def test_links_in_the_cache_that_lead_outside(shared: Home, tmp_path: Path, ther
     assert {path.name: path.read_text() for path in below(outside)} == (
         dict.fromkeys(names, "the user's own") if there else {}
     )
+
+
+# --- what does not fit ------------------------------------------------------------------------------
+
+
+def test_a_model_too_large_for_memory(shared: Home, tmp_path: Path) -> None:
+    """A config of 160 GiB of weights is enough to say so, with both numbers."""
+    huge = {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 33, "vocab_size": 128256}
+    with hub.serve({NAME: model({"config.json": huge}, sizes={"model.safetensors": 1 << 30})}) as server:
+        result = run(shared, tmp_path, server)
+        refused(result, NAME, "MiB of memory", "MiB are free")
+        assert server.files("cdn") == []
+    (needed,) = re.findall(r"needs (\d+) MiB", result.err)
+    assert int(needed) > 160 << 10
+
+
+def test_files_too_large_for_the_disk(shared: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model(sizes={"model.safetensors": 1 << 50})}) as server:
+        refused(run(shared, tmp_path, server), NAME, f"need {(1 << 30) + 1} MiB of disk at ", "MiB are free")
+        assert server.files("cdn") == []
 
 
 # --- tokenizers -------------------------------------------------------------------------------------

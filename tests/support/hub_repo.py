@@ -16,13 +16,19 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class File:
-    """One file: bytes in memory, or a path whose contents must not change while it is served."""
+    """One file: bytes in memory, or a path whose contents must not change while it is served.
+
+    A claimed size in bytes is said to be its own, and spaces are sent up to there.
+    """
 
     name: str
     source: bytes | Path
+    claimed: int | None = None
 
     @cached_property
     def size(self) -> int:
+        if self.claimed is not None:
+            return self.claimed
         return len(self.source) if isinstance(self.source, bytes) else self.source.stat().st_size
 
     @cached_property
@@ -77,14 +83,16 @@ def repo(
     commit: str = "",
     gated: bool = False,
     private: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> Repo:
     """Of the files under a directory, or of contents by name. Names are not looked at: they may be hostile.
 
     Without `commit` (40 hex digits) it follows from the files, so that the same files make the same commit.
+    `sizes` are claimed for the files of these names.
     """
     if isinstance(source, Path):
         paths = sorted(path for path in source.rglob("*") if path.is_file())
         source = {path.relative_to(source).as_posix(): path for path in paths}
-    files = {name: File(name, content) for name, content in source.items()}
+    files = {name: File(name, content, (sizes or {}).get(name)) for name, content in source.items()}
     tree = "".join(f"{name}\0{file.blob}\0" for name, file in files.items()).encode("utf-8", "surrogatepass")
     return Repo(files, commit or hashlib.sha1(tree).hexdigest(), gated, private)
