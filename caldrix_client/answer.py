@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from caldrix_client.channel import Channel, exchange
-from caldrix_client.conversation import Packed
+from caldrix_client.conversation import Conversation, Packed, pack_raw
 from caldrix_client.events import show
 from caldrix_client.interrupts import Interrupts
 from caldrix_client.parse import Run
+from caldrix_client.sampling import Sampling
 from caldrix_client.terminal import Terminal
 from caldrix_protocol.messages import Delta, Done, Generate, Notice, Opened, Timings
 from caldrix_protocol.refusals import Refused, sentence
@@ -37,15 +38,37 @@ class Speaker(NamedTuple):
         """Whether prompts are sent without a chat template."""
         return self.command.raw or not self.opened.chat_template
 
-    def answer(self, packed: Packed) -> Answer:
-        """Show the answer to what was packed. Raises Refused; KeyboardInterrupt if that crossed a Ctrl-C."""
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer; None for as many as the context has room for."""
+        if self.command.max_tokens is None and not self.opened.chat_template:
+            return BASE_MODEL_TOKENS
+        return self.command.max_tokens
+
+    @property
+    def reserved(self) -> int:
+        """Tokens that the daemon keeps for an answer while dropping older turns can make room for it."""
+        ctx = self.opened.ctx
+        return min(ctx // 4 if self.limit is None else self.limit, ctx // 2)
+
+    def require_system(self) -> None:
+        """Raise Refused where no system message is sent (usage/system-raw, notice/no-system)."""
+        if self.command.raw:
+            raise Refused("usage/system-raw")
+        if not self.opened.chat_template:
+            raise Refused("notice/no-system")
+
+    def answer(self, message: str, conversation: Conversation, sampling: Sampling) -> Answer:
+        """Show the answer to a message. Raises Refused; KeyboardInterrupt if that crossed a Ctrl-C."""
+        packed = pack_raw(message) if self.plain_text else conversation.pack(message)
+        request = self._request(packed, sampling)
         text = []
         done = Done()
         dropping_said = False
         complete = False
         with Interrupts() as interrupts:
             try:
-                for event in exchange(self.channel, self._request(packed), interrupts, packed.blobs):
+                for event in exchange(self.channel, request, interrupts, packed.blobs):
                     if type(event) is Delta:
                         text.append(event.text)
                         if not self.command.json:
@@ -64,16 +87,19 @@ class Speaker(NamedTuple):
                 self.terminal.end_answer(complete=complete and not self.command.json)
         if done.dropped_turns and not dropping_said:
             self.terminal.say(sentence("notice/dropped-turns", count=done.dropped_turns))
+        self._say_if_full(done)
         answer = Answer("".join(text), done, bool(interrupts.count))
         self._account(answer)
         return answer
 
-    def _request(self, packed: Packed) -> Generate:
-        limit = self.command.max_tokens
-        if limit is None and not self.opened.chat_template:
-            limit = BASE_MODEL_TOKENS
-        knobs = self.command.sampling
-        return Generate(self.opened.handle, packed.turns, packed.raw, limit, *knobs, self.command.stop)
+    def _request(self, packed: Packed, sampling: Sampling) -> Generate:
+        handle, stop = self.opened.handle, self.command.stop
+        return Generate(handle, packed.turns, packed.raw, self.limit, stop=stop, **sampling._asdict())
+
+    def _say_if_full(self, done: Done) -> None:
+        """Say that the context, and not --max-tokens, ended the answer."""
+        if done.finish_reason == "length" and (self.limit is None or len(done.ids) < self.limit):
+            self.terminal.say(sentence("notice/context-full", ctx=self.opened.ctx))
 
     def _account(self, answer: Answer) -> None:
         timings = answer.done.timings._replace(load_seconds=self.opened.load_seconds)

@@ -17,4 +17,4 @@ class Context(NamedTuple):
 
     def started(self, pid: int) -> None:
         """Say that this command had to start the daemon."""
-        self.terminal.say(sentence("status/daemon-started", pid=pid))
+        self.terminal.status(sentence("status/daemon-started", pid=pid))

@@ -72,6 +72,19 @@ def require_text(what: str, value: str) -> None:
         raise Refused("usage/prompt-utf8", what=what) from None
 
 
+def model_argument(argument: str) -> str:
+    """What the daemon is asked for: a directory by its absolute path, anything else as it was given.
+
+    Raises Refused (model/no-such-directory) for what is written as a directory and is none.
+    """
+    require_text("the model argument", argument)
+    if os.path.isdir(argument):
+        return absolute(argument)
+    if argument.startswith(("./", "../", "/", "~")):
+        raise Refused("model/no-such-directory", path=argument)
+    return argument
+
+
 def absolute(path: str) -> str:
     """The path from the root. Raises Refused (model/no-such-directory) from a deleted working directory."""
     try:

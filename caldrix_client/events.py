@@ -8,7 +8,9 @@ from caldrix_protocol.messages import Message, Notice, Progress, Status
 
 def show(event: Message, terminal: Terminal) -> None:
     """Print a status, a notice or progress; other events are the caller's."""
-    if type(event) in (Status, Notice):
+    if type(event) is Notice:
         terminal.say(event.text)
+    elif type(event) is Status:
+        terminal.status(event.text)
     elif type(event) is Progress:
         terminal.progress(event.what, event.done, event.total, event.unit)

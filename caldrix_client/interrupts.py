@@ -1,6 +1,6 @@
-"""Ctrl-C while a request is under way: the first is counted, the second ends the program at once.
+"""Signals. Ctrl-C while a request is under way: the first is counted, the second ends the program at once.
 
-Outside a `with Interrupts()` block Ctrl-C is Python's own KeyboardInterrupt.
+Outside a `with Interrupts()` block Ctrl-C is Python's own KeyboardInterrupt. SIGTERM is Terminated anywhere.
 """
 
 from __future__ import annotations
@@ -9,6 +9,22 @@ import os
 import signal
 from types import FrameType
 from typing import Any
+
+TERMINATED = 143  # what a shell reports of a program that died of SIGTERM
+
+
+class Terminated(SystemExit):
+    """SIGTERM came. An event loop lets this kind of exception through, as it does KeyboardInterrupt."""
+
+
+def heed_sigterm() -> None:
+    """From here on SIGTERM raises Terminated, so that the terminal is left in order, unless it is ignored."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated(TERMINATED)
 
 
 class Interrupts:

@@ -39,6 +39,9 @@ def _guarded(arguments: list[str], terminal: Terminal) -> int:
     except KeyboardInterrupt:
         terminal.leave()
         return INTERRUPTED
+    except SystemExit:  # SIGTERM, with its status
+        terminal.clear()
+        raise
     except Refused as refused:
         terminal.say(refused.text)
         return EXIT_STATUS.get(refused.kind, 1)
@@ -68,6 +71,18 @@ def _execute(command: Command, context: Context) -> int:
             from caldrix_client.commands import doctor
 
             return doctor.execute(context)
+        case parse.Pull():
+            from caldrix_client.commands import pull
+
+            return pull.execute(command, context)
+        case parse.Models():
+            from caldrix_client.commands import models
+
+            return models.execute(command, context)
+        case parse.Completion():
+            from caldrix_client.commands import completion
+
+            return completion.execute(command, context)
         case parse.Version():
             from caldrix_client.commands import version
 

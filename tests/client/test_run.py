@@ -187,6 +187,7 @@ def test_json_is_one_object(home: Home) -> None:
         "prompt_ids": [1, 2],
         "finish_reason": "stop",
         "dropped_turns": 2,
+        "seed": None,
         "timings": TIMINGS._replace(load_seconds=1.5)._asdict(),
     }
     assert result.err == f"caldrix: {sentence('notice/dropped-turns', count=2)}\n"
@@ -361,7 +362,8 @@ def test_a_refused_line_does_not_end_the_chat_but_shows_in_the_status(home: Home
         1,
         "fine\n",
         "caldrix: it will \\x1b not\n"
-        "caldrix: unknown command /what; /help lists the chat's commands\n"
+        "caldrix: unknown command /what; the nearest is /help, /help lists all, and // begins a message with "
+        "a slash\n"
         "caldrix: this line is not valid UTF-8, so it was not sent\n",
     )
     assert texts(generated(peer)[-1]) == [("user", "short")]

@@ -120,9 +120,11 @@ def _end_daemon(home: Home) -> None:
 class Screen:
     """A command in a pseudo-terminal: what it shows, and the keys pressed."""
 
-    def __init__(self, home: Home, *arguments: str, out: int | None = None, err: int | None = None) -> None:
+    def __init__(
+        self, home: Home, *arguments: str, out: int | None = None, err: int | None = None, **more: str
+    ) -> None:
         """`out` and `err` are descriptors that replace the terminal as stdout and stderr."""
-        self._keys, self.terminal = pty.openpty()
+        self.keys, self.terminal = pty.openpty()
         self.shown = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._read = 0
@@ -131,7 +133,7 @@ class Screen:
             stdin=self.terminal,
             stdout=self.terminal if out is None else out,
             stderr=self.terminal if err is None else err,
-            env=home.environment,
+            env=home.environment | more,
             start_new_session=True,
             preexec_fn=_take_terminal,
         )
@@ -143,11 +145,11 @@ class Screen:
         self.process.kill()
         self.process.wait()
         self._close_terminal()
-        os.close(self._keys)
+        os.close(self.keys)
 
     def press(self, keys: str) -> None:
         """Type; "\\x03" is Ctrl-C and "\\x04" Ctrl-D."""
-        os.write(self._keys, keys.encode())
+        os.write(self.keys, keys.encode())
 
     def expect(self, text: str) -> str:
         """Wait for text after what was expected before; return all that was shown up to its end."""
@@ -158,19 +160,9 @@ class Screen:
         start, self._read = self._read, at + len(text)
         return self.shown[start : self._read]
 
-    def leave(self, key: str) -> None:
-        """Press a key at the prompt until the chat begins a new line.
-
-        Python's readline notices a signal that comes between a key and its next wait only with another key.
-        Nobody types that fast, but this does.
-        """
-        deadline = time.monotonic() + SECONDS
-        while "\n" not in self.shown[self._read :]:
-            self.press(key)
-            if self._readable(1.0):
-                self._more(0.0)
-            elif time.monotonic() > deadline:
-                raise AssertionError(f"{key!r} does nothing after {self.shown[self._read :]!r}")
+    def ready(self) -> str:
+        """Wait until the line editor takes a message: it then asks the terminal to mark what is pasted."""
+        return self.expect("\x1b[?2004h")
 
     def end(self) -> int:
         """Wait for the end of the command; its exit status."""
@@ -187,7 +179,7 @@ class Screen:
             self.terminal = -1
 
     def _readable(self, seconds: float) -> bool:
-        return bool(select.select([self._keys], [], [], seconds)[0])
+        return bool(select.select([self.keys], [], [], seconds)[0])
 
     def _more(self, deadline: float) -> bool:
         """Read what is shown next; False once nobody can show anything any more."""
@@ -197,7 +189,7 @@ class Screen:
             if time.monotonic() > deadline:
                 raise AssertionError(f"nothing after {self.shown[self._read :]!r}")
         try:
-            data = os.read(self._keys, 1 << 16)
+            data = os.read(self.keys, 1 << 16)
         except OSError:  # EIO: the last process with this terminal has gone
             return False
         self.shown += self._decoder.decode(data)
