@@ -48,7 +48,7 @@ async def look_up_commits(
 ) -> None:
     """Report a Known with the commit of each repo, or a Notice. Raises Refused "hub/fetcher-died"."""
     arguments = ["commits", str(cache_root(environment)), f"{seconds}", *names]
-    async with _running(arguments, _with_library(environment, seconds)) as process:
+    async with _running(arguments, with_library(environment, seconds)) as process:
         last = await _relay(process, report)
     died = f"status {process.returncode}"
     _raise_unless_done(last, Refused("hub/fetcher-died", model="the aliases", reason=died))

@@ -53,14 +53,17 @@ class Needs:
 
 def check(needs: Needs, ctx: int, available_bytes: int, *, model: str) -> None:
     """Refused "run/memory" (with the largest ctx that would fit) or "run/memory-weights"."""
-    needed = needs.total(ctx)
-    if needed <= available_bytes:
-        return
-    free = available_bytes // MIB
-    largest = needs.largest_ctx(available_bytes)
-    if largest == 0:
-        raise Refused("run/memory-weights", model=model, needed=-(-needs.total(1) // MIB), free=free)
-    raise Refused("run/memory", model=model, needed=-(-needed // MIB), free=free, ctx=largest)
+    if needs.total(ctx) > available_bytes:
+        largest = needs.largest_ctx(available_bytes)
+        raise refusal(model, needs.total(ctx if largest else 1), available_bytes, largest)
+
+
+def refusal(model: str, needed: int, free: int, largest_ctx: int) -> Refused:
+    """Why a model that needs so many bytes does not fit; `largest_ctx` 0: not with any context."""
+    sizes = {"needed": -(-needed // MIB), "free": free // MIB}
+    if not largest_ctx:
+        return Refused("run/memory-weights", model=model, **sizes)
+    return Refused("run/memory", model=model, ctx=largest_ctx, **sizes)
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -35,8 +35,19 @@ SERVING = "serving"
 FAILED = "failed"
 ENDED = "ended"
 
-_REQUESTS = ("open", "generate", "ps", "stop", "doctor")
-_PARTIAL = ("status", "notice", "progress", "opened", "delta", "loaded", "lane")
+_REQUESTS = ("open", "generate", "ps", "stop", "doctor", "pull", "plan", "models", "remove", "pin")
+_PARTIAL = (
+    "status",
+    "notice",
+    "progress",
+    "opened",
+    "delta",
+    "loaded",
+    "lane",
+    "verdict",
+    "known",
+    "removal",
+)
 
 # State -> sender -> message -> next state. Both ends walk the same table, each as it sends and receives.
 SOCKET_TABLE: dict[str, dict[str, dict[str, str]]] = {

@@ -163,6 +163,47 @@ class Doctor(NamedTuple):
     """Probe every lane: one `lane` event each, then `done`."""
 
 
+class Pull(NamedTuple):
+    """Fetch a model, or convert it, without loading it. Events as for `open`, then `done` or `refused`."""
+
+    model: Annotated[str, _PATH]
+    environment: Annotated[dict[str, str], _ENVIRONMENT]
+
+
+class Plan(NamedTuple):
+    """Say what `open` with these fields would say of memory and disk: `verdict`, then `done` or `refused`.
+
+    Of a model that is not in the cache all but the weights is fetched.
+    """
+
+    model: Annotated[str, _PATH]
+    environment: Annotated[dict[str, str], _ENVIRONMENT]
+    backend: Annotated[str, one_of("auto", "hip", "metal", "cpu")] = "auto"
+    ctx: Annotated[int | None, optional(integer(1, LIMIT_32))] = None
+    dtype: Annotated[str, one_of("f32", "bf16")] = "f32"
+    threads: Annotated[int, integer(0, 4096)] = 0
+
+
+class Models(NamedTuple):
+    """List the aliases and what else the caches hold: one `known` each, then `done`."""
+
+    environment: Annotated[dict[str, str], _ENVIRONMENT]
+
+
+class Remove(NamedTuple):
+    """Remove a model from the cache: `removal`, then `done` or `refused`. Unless `really`, only say what."""
+
+    model: Annotated[str, _PATH]
+    environment: Annotated[dict[str, str], _ENVIRONMENT]
+    really: Annotated[bool, flag()] = False
+
+
+class Pin(NamedTuple):
+    """Ask the hub which commit each alias's repo is at: one `known` each, then `done` or `refused`."""
+
+    environment: Annotated[dict[str, str], _ENVIRONMENT]
+
+
 # --- events -----------------------------------------------------------------------------------
 
 
@@ -232,6 +273,50 @@ class Lane(NamedTuple):
     details: Annotated[tuple[str, ...], list_of(_SENTENCE, 64)] = ()
     images: Annotated[bool, flag()] = False
     speculation: Annotated[bool, flag()] = False
+
+
+class Verdict(NamedTuple):
+    """What a model needs, in bytes, and what there is.
+
+    `needed` is the most memory at once: `process`, `vocabulary`, `weights` as they are held, and the larger
+    of `passing`, while they are loaded, and `state` with `activations`. `largest_ctx` 0: no context fits.
+    """
+
+    model: Annotated[str, _PATH]
+    lane: Annotated[str, _NAME]
+    ctx: Annotated[int, _COUNT]
+    largest_ctx: Annotated[int, _COUNT]
+    needed: Annotated[int, _COUNT]
+    free: Annotated[int, _COUNT]
+    process: Annotated[int, _COUNT]
+    vocabulary: Annotated[int, _COUNT]
+    weights: Annotated[int, _COUNT]
+    passing: Annotated[int, _COUNT]
+    state: Annotated[int, _COUNT]
+    activations: Annotated[int, _COUNT]
+    disk: Annotated[int, _COUNT]
+    free_disk: Annotated[int, _COUNT]
+
+
+class Known(NamedTuple):
+    """A model with a name. `size` is what the cache has of its repo, in bytes, `state` "", "part" or "whole".
+
+    `alias` is "" for a repo that has none; `revision` "" where the cache knows none, or for the demo model.
+    """
+
+    alias: Annotated[str, _NAME]
+    repo: Annotated[str, _NAME]
+    revision: Annotated[str, _NAME]
+    licence: Annotated[str, _NAME]
+    size: Annotated[int, _COUNT]
+    state: Annotated[str, one_of("", "part", "whole")]
+
+
+class Removal(NamedTuple):
+    """What `remove` removes: a directory of the cache with so many bytes of files."""
+
+    path: Annotated[str, _PATH]
+    size: Annotated[int, _COUNT]
 
 
 class Timings(NamedTuple):
@@ -378,6 +463,11 @@ SINCE: dict[type[Any], dict[str, int]] = {
         "stop": 1,
     },
     Done: {"seed": 1},
+    Pull: {"model": 1},
+    Plan: {"model": 1},
+    Models: {"environment": 1},
+    Remove: {"model": 1},
+    Pin: {"environment": 1},
 }
 
 # What a field's own check cannot see: rules over whole messages.
@@ -392,6 +482,11 @@ REQUESTS: dict[str, type[Any]] = {
     "ps": Ps,
     "stop": Stop,
     "doctor": Doctor,
+    "pull": Pull,
+    "plan": Plan,
+    "models": Models,
+    "remove": Remove,
+    "pin": Pin,
 }
 EVENTS: dict[str, type[Any]] = {
     "welcome": Welcome,
@@ -402,6 +497,9 @@ EVENTS: dict[str, type[Any]] = {
     "delta": Delta,
     "loaded": Loaded,
     "lane": Lane,
+    "verdict": Verdict,
+    "known": Known,
+    "removal": Removal,
     "done": Done,
     "refused": Refusal,
 }
@@ -419,6 +517,7 @@ FROM_FETCHER: dict[str, type[Any]] = {
     "notice": Notice,
     "progress": Progress,
     "planned": Planned,
+    "known": Known,
     "done": Done,
     "refused": Refusal,
 }

@@ -65,7 +65,7 @@ def events(connection: Connection) -> list[Any]:
 ALLOWED = {
     ("client", c.NEW): {"hello"},
     ("client", c.GREETED): set(),
-    ("client", c.READY): {"blob", "open", "generate", "ps", "stop", "doctor"},
+    ("client", c.READY): set(m.REQUESTS) - {"hello", "cancel"},
     ("client", c.ACTIVE): {"cancel"},
     ("client", c.ENDED): set(),
     ("daemon", c.NEW): {"refused"},

@@ -1,0 +1,107 @@
+"""`plan`: what a run would say of a model's memory and disk, without its weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyio import to_thread
+
+from caldrix_protocol.address import cache_directory
+from caldrix_protocol.messages import Done, Message, Notice, Plan, Planned, Verdict
+from caldrix_protocol.refusals import Refused
+from caldrixd.architectures import FAMILIES
+from caldrixd.fetcher import demo
+from caldrixd.handlers.context import Client, Services
+from caldrixd.handlers.estimate import needs
+from caldrixd.handlers.obtain import obtain
+from caldrixd.handlers.open import context_length
+from caldrixd.lanes import choose
+from caldrixd.models import fit, gate
+from caldrixd.models.files import weight_files
+from caldrixd.models.resolve import ResolvedModel, check_directory, resolve
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A model's small files, and the bytes of its weight files, of which some are still to come."""
+
+    directory: Path
+    weight_bytes: int
+    missing_bytes: int
+
+
+class Enough(Exception):
+    """The download is known well enough."""
+
+    def __init__(self, planned: Planned) -> None:
+        self.seen = Seen(Path(planned.directory), planned.weight_bytes, planned.missing_bytes)
+
+
+async def handle(request: Plan, client: Client, services: Services) -> Message:
+    resolved = await to_thread.run_sync(resolve, request.model)
+    lane = await to_thread.run_sync(choose.choose, request.backend, services.config.environment)
+    seen = await _see(resolved, request, client.send, services)
+    spare = sum(worker.size for worker in services.pool.idle())
+    verdict = await to_thread.run_sync(_judge, request, lane, seen, spare)
+    client.send(verdict)
+    if verdict.needed > verdict.free:
+        raise fit.refusal(request.model, verdict.needed, verdict.free, verdict.largest_ctx)
+    return Done()
+
+
+async def _see(
+    resolved: ResolvedModel, request: Plan, send: Callable[[Message], None], services: Services
+) -> Seen:
+    """Go as far as a download does before the weights; of what it says, only what is unusual is shown."""
+
+    def pass_on(message: Message) -> None:
+        if type(message) is Notice:
+            send(message)
+
+    async def stop(planned: Planned) -> None:
+        raise Enough(planned)
+
+    if resolved.directory is None and resolved.repo is None:
+        environment = {**services.config.environment, **request.environment}
+        directory = demo.model_directory(Path(cache_directory(environment)))
+        if not await to_thread.run_sync(demo.is_complete, directory):
+            raise Refused("demo/not-yet")
+    try:
+        directory = await obtain(resolved, request.environment, pass_on, services, stop)
+    except Enough as enough:
+        return enough.seen
+    return await to_thread.run_sync(_on_disk, directory)
+
+
+def _on_disk(directory: Path) -> Seen:
+    check_directory(directory)
+    size = sum((directory / name).stat().st_size for name in weight_files(directory))
+    return Seen(directory, size, 0)
+
+
+def _judge(request: Plan, lane: str, seen: Seen, spare: int) -> Verdict:
+    """`spare` bytes are held by models that a run would unload."""
+    spec = gate.read_spec(seen.directory)
+    plan = FAMILIES[spec.architecture].build(spec)
+    ctx = context_length(request.ctx, spec)
+    needed = needs(plan, seen.weight_bytes, lane, threads=request.threads, arithmetic=request.dtype)
+    cost, free = needed.cost(ctx), fit.available_memory() + spare
+    return Verdict(
+        model=request.model,
+        lane=lane,
+        ctx=ctx,
+        largest_ctx=needed.largest_ctx(free),
+        needed=needed.total(ctx),
+        free=free,
+        process=fit.PROCESS_BYTES + fit.LOADED_BYTES,
+        vocabulary=needed.vocabulary,
+        weights=cost.weights,
+        passing=cost.passing,
+        state=cost.state,
+        activations=cost.activations,
+        disk=seen.missing_bytes,
+        free_disk=shutil.disk_usage(seen.directory).free,
+    )

@@ -1,0 +1,28 @@
+"""`pull`: a model made complete in the cache, without loading it."""
+
+from __future__ import annotations
+
+from anyio import to_thread
+
+from caldrix_protocol.connection import as_status
+from caldrix_protocol.messages import Done, Message, Planned, Pull
+from caldrixd.handlers.context import Client, Services
+from caldrixd.handlers.obtain import obtain
+from caldrixd.models import gate
+from caldrixd.models.files import weight_files
+from caldrixd.models.resolve import check_directory, resolve
+
+
+async def handle(request: Pull, client: Client, services: Services) -> Message:
+    """Disk is checked, memory is not: what is fetched now may run elsewhere or later."""
+    resolved = await to_thread.run_sync(resolve, request.model)
+    directory = await obtain(resolved, request.environment, client.send, services, _accept)
+    await to_thread.run_sync(check_directory, directory)
+    await to_thread.run_sync(gate.read_spec, directory)
+    await to_thread.run_sync(weight_files, directory)
+    client.send(as_status("status/pulled", model=request.model))
+    return Done()
+
+
+async def _accept(planned: Planned) -> None:
+    """Whatever its size."""

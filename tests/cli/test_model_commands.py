@@ -1,0 +1,225 @@
+"""`pull` and `models` through the real command, against the hub of tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support import hub
+from tests.support.cli import Home, Result, finish
+from tests.support.hub_cli import MODEL, NAME, PIN, WEIGHTS, model, run, start
+from tests.support.models import tiny
+
+STORAGE = "hf/hub/models--tiny--llama"
+
+
+def ask(home: Home, directory: Path, server: hub.Server, *arguments: str, **more: str) -> Result:
+    return finish(start(home, directory, server, *arguments, **more))
+
+
+def rows(result: Result) -> dict[str, list[str]]:
+    """The cells of a table by the first one."""
+    assert result.status == 0, result.err
+    table = [re.split(r"  +", line.strip()) for line in result.out.splitlines()]
+    return {row[0]: row[1:] for row in table}
+
+
+# --- pull -------------------------------------------------------------------------------------------
+
+
+def test_what_was_pulled_needs_no_hub(shared: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        result = ask(shared, tmp_path, server, "pull", NAME)
+        assert (result.status, result.out) == (0, ""), result.err
+        lines = result.err.splitlines()
+        assert f"caldrix: {NAME}: complete; caldrix run {NAME} loads it" == lines[-1]
+        assert "caldrix: downloaded model.safetensors (240 kB)" in lines
+        assert not [line for line in lines if "loading" in line.split(": ")[1]]
+        assert run(shared, tmp_path, server, HF_HUB_OFFLINE="1").status == 0
+        quiet = ask(shared, tmp_path, server, "pull", NAME, "--quiet")
+        assert quiet == (0, "", "")
+
+
+def test_what_cannot_run_is_not_pulled(shared: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model({"config.json": {"architectures": ["Other"]}})}) as server:
+        result = ask(shared, tmp_path, server, "pull", NAME)
+        assert result.status == 1
+        assert "unsupported architectures entry Other; nothing else was downloaded" in result.err
+        assert server.files() == ["config.json"]
+
+
+def test_a_directory_is_looked_at(shared: Home, tmp_path: Path) -> None:
+    assert shared.caldrix("pull", str(MODEL)).status == 0
+    result = shared.caldrix("pull", str(tmp_path))
+    assert (result.status, "needs config.json" in result.err) == (1, True)
+
+
+# --- models plan ------------------------------------------------------------------------------------
+
+
+def test_a_plan_downloads_no_weights_and_says_what_a_run_would(shared: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        result = ask(shared, tmp_path, server, "models", "plan", NAME, "--ctx", "256")
+        assert result.err == ""
+        planned = rows(result)
+        assert "model.safetensors" not in server.files()
+        assert not list((tmp_path / STORAGE / "blobs").glob("*partial*"))
+    assert planned["verdict"] == ["fits", "on the cpu lane"]
+    assert planned["context"][0] == "256 tokens"
+    assert planned["disk"][0] == "1 MiB"
+    local = rows(shared.caldrix("models", "plan", str(MODEL), "--ctx", "256"))
+    assert (local["memory"][0], local["disk"][0]) == (planned["memory"][0], "0 MiB")
+
+
+def test_a_plan_of_what_does_not_fit_ends_as_the_run_does(shared: Home, tmp_path: Path) -> None:
+    directory = tmp_path / "huge"
+    shutil.copytree(MODEL, directory)
+    config = json.loads((MODEL / "config.json").read_text())
+    config |= {"vocab_size": 2097152, "hidden_size": 1 << 16, "num_hidden_layers": 64}
+    (directory / "config.json").write_text(json.dumps(config))
+    planned = shared.caldrix("models", "plan", str(directory))
+    assert planned.status == 1
+    assert planned.out.startswith("verdict       does not fit")
+    ran = shared.caldrix("run", str(directory), "-p", "hi")
+    sentences = [result.err.splitlines()[-1] for result in (planned, ran)]
+    needed = [re.findall(r"needs (\d+) MiB of memory for its weights alone", text) for text in sentences]
+    assert needed[0] == needed[1] != []
+
+
+def test_a_context_that_the_model_was_not_made_for(shared: Home) -> None:
+    result = shared.caldrix("models", "plan", str(MODEL), "--ctx", "1000000")
+    assert (result.status, result.out) == (1, "")
+    assert "tokens this model was made for" in result.err
+
+
+def test_a_plan_says_how_long_a_context_would_fit(shared: Home) -> None:
+    planned = rows(
+        shared.caldrix("models", "plan", str(tiny("tiny-qwen3")), "--dtype", "bf16", "--threads", "1")
+    )
+    assert planned["context"][1].startswith("the largest that would fit is ")
+
+
+def test_of_the_demo_model_nothing_is_known_before(home: Home, tmp_path: Path) -> None:
+    empty = home.caldrix("models", "plan", "demo", XDG_CACHE_HOME=str(tmp_path))
+    assert (empty.status, empty.out) == (1, "")
+    assert "caldrix pull demo fetches it" in empty.err
+
+
+# --- models list and rm -------------------------------------------------------------------------------
+
+
+def test_the_list_has_the_aliases_and_what_the_cache_holds(shared: Home, tmp_path: Path) -> None:
+    repos = {NAME: model(), "HuggingFaceTB/SmolLM2-135M": model(commit=PIN)}
+    with hub.serve(repos) as server:
+        before = rows(ask(shared, tmp_path, server, "models", "list"))
+        assert before["smollm2"] == ["HuggingFaceTB/SmolLM2-135M", PIN[:12], "-", "Apache-2.0"]
+        assert before["decider-0.8b"][1] == "main (unpinned)"
+        assert "-" not in before
+        for name in repos:
+            assert ask(shared, tmp_path, server, "pull", name).status == 0
+        asked = len(server.requests)
+        after = rows(ask(shared, tmp_path, server, "models", "list"))
+        assert len(server.requests) == asked
+    assert after["-"] == [NAME, "main", "0 MB", "-"]
+    (tmp_path / STORAGE / "blobs").joinpath("x").write_bytes(bytes(3_000_000))
+    for path in (tmp_path / STORAGE / "snapshots").glob("*/model.safetensors"):
+        path.unlink()
+    assert rows(ask(shared, tmp_path, server, "models", "list"))["-"] == [
+        NAME,
+        "main",
+        "3 MB (incomplete)",
+        "-",
+    ]
+
+
+def test_rm_asks_and_removes_nothing_but_the_repo(shared: Home, tmp_path: Path) -> None:
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    with hub.serve({NAME: model()}) as server:
+        assert ask(shared, tmp_path, server, "pull", NAME).status == 0
+        (tmp_path / STORAGE / "blobs/link").symlink_to(outside)
+        piped = ask(shared, tmp_path, server, "models", "rm", NAME)
+        assert (piped.status, piped.out) == (2, "")
+        assert "give --yes" in piped.err
+        assert (tmp_path / STORAGE).is_dir()
+        removed = ask(shared, tmp_path, server, "models", "rm", NAME, "--yes")
+        assert (removed.status, removed.out) == (0, ""), removed.err
+        assert removed.err.startswith(f"caldrix: {NAME}: removed; ")
+        assert not (tmp_path / STORAGE).exists()
+        assert (outside / "file").read_text() == "kept"
+        again = ask(shared, tmp_path, server, "models", "rm", NAME, "--yes")
+        assert (again.status, "is not in the cache" in again.err) == (1, True)
+
+
+def test_a_link_in_the_cache_is_not_followed(shared: Home, tmp_path: Path) -> None:
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    (tmp_path / "hf/hub").mkdir(parents=True)
+    (tmp_path / STORAGE).symlink_to(outside)
+    result = shared.caldrix("models", "rm", NAME, "--yes", HF_HOME=str(tmp_path / "hf"))
+    assert (result.status, "is not in the cache" in result.err) == (1, True)
+    assert outside.is_dir()
+
+
+def test_a_loaded_model_is_not_removed(shared: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        assert run(shared, tmp_path, server).status == 0
+        refused = ask(shared, tmp_path, server, "models", "rm", NAME, "--yes")
+        assert refused.status == 1
+        assert f"unload it first: caldrix stop {NAME}" in refused.err
+        assert (tmp_path / STORAGE).is_dir()
+        assert shared.caldrix("stop", NAME).status == 0
+        assert ask(shared, tmp_path, server, "models", "rm", NAME, "-y").status == 0
+
+
+def test_a_directory_of_the_users_is_never_removed(shared: Home, tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "mine")
+    result = shared.caldrix("models", "rm", str(tmp_path / "mine"), "--yes")
+    assert (result.status, "is a directory of yours" in result.err) == (1, True)
+    assert (tmp_path / "mine/model.safetensors").read_bytes() == WEIGHTS
+
+
+# --- models pin -----------------------------------------------------------------------------------------
+
+
+def test_pin_tells_the_commit_of_each_alias(shared: Home, tmp_path: Path) -> None:
+    decider = model(commit="0" * 39 + "7")
+    with hub.serve(
+        {"Mapika/decider-0.8b": decider, "HuggingFaceTB/SmolLM2-135M": model(commit=PIN)}
+    ) as server:
+        result = ask(shared, tmp_path, server, "models", "pin")
+    pins = rows(result)
+    assert pins["decider-0.8b"] == ["Mapika/decider-0.8b", "0" * 39 + "7"]
+    assert pins["smollm2"] == ["HuggingFaceTB/SmolLM2-135M", PIN]
+    assert len(pins) == 3
+    assert "Qwen/Qwen3-8B: the hub refused the request" in result.err
+    offline = shared.caldrix("models", "pin", HF_HUB_OFFLINE="1")
+    assert (offline.status, "HF_HUB_OFFLINE is set" in offline.err) == (1, True)
+
+
+# --- the command line -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pull"], "the model is required: caldrix pull <model>"),
+        (["pull", "a/b", "c/d"], "pull takes one model, got also c/d"),
+        (["pull", "a/b", "--ctx", "5"], "unknown flag --ctx"),
+        (["models"], "models takes list, plan, rm or pin, got nothing"),
+        (["models", "drop"], "models takes list, plan, rm or pin, got drop"),
+        (["models", "plan"], "the model is required: caldrix models plan <model>"),
+        (["models", "list", "x"], "models list takes no arguments, got x"),
+        (["models", "rm", "--ctx", "5"], "unknown flag --ctx"),
+        (["models", "plan", "demo", "--yes"], "unknown flag --yes"),
+    ],
+)
+def test_a_mistake_in_the_command_line(shared: Home, arguments: list[str], words: str) -> None:
+    result = shared.caldrix(*arguments)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith(f"caldrix: {words}")
