@@ -25,6 +25,7 @@ from tests.support.hub_cli import (
     indexed,
     model,
     nothing_outside,
+    pull,
     refused,
     run,
     start,
@@ -72,7 +73,7 @@ def test_an_alias_is_fetched_at_its_pin(shared: Home, tmp_path: Path) -> None:
 def test_a_file_that_is_not_needed_is_not_fetched(shared: Home, tmp_path: Path) -> None:
     extra = dict.fromkeys(("pytorch_model.bin", "model.onnx", "README.md", "onnx/model.safetensors"), b"x")
     with hub.serve({NAME: model(extra)}) as server:
-        assert run(shared, tmp_path, server).status == 0
+        assert pull(shared, tmp_path, server).status == 0
         assert not set(server.files()) & set(extra)
 
 
@@ -155,11 +156,11 @@ def test_offline_in_the_client_alone_makes_no_connection(shared: Home, tmp_path:
 
 def test_offline_a_file_that_is_missing_is_named(shared: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
-        assert run(shared, tmp_path, server).status == 0
+        assert pull(shared, tmp_path, server).status == 0
         asked = server.connections
         (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
         (snapshot / "model.safetensors").unlink()
-        result = run(shared, tmp_path, server, HF_HUB_OFFLINE="1")
+        result = pull(shared, tmp_path, server, HF_HUB_OFFLINE="1")
         refused(result, "HF_HUB_OFFLINE", "is not complete in the Hugging Face cache", "model.safetensors")
         assert server.connections == asked
 
@@ -242,14 +243,14 @@ def test_an_index_that_is_refused(
 
 def test_weights_in_the_file_an_index_names(shared: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: indexed({"a": "part.safetensors"}, {"more.safetensors": WEIGHTS})}) as server:
-        assert run(shared, tmp_path, server).status == 0
+        assert pull(shared, tmp_path, server).status == 0
         assert server.files("cdn") == ["part.safetensors"]
 
 
 def test_weights_in_every_file_without_an_index(shared: Home, tmp_path: Path) -> None:
     changes = {"model.safetensors": None, "weights.safetensors": WEIGHTS, "sub/other.safetensors": WEIGHTS}
     with hub.serve({NAME: model(changes)}) as server:
-        assert run(shared, tmp_path, server).status == 0
+        assert pull(shared, tmp_path, server).status == 0
         assert server.files("cdn") == ["weights.safetensors"]
 
 
@@ -271,11 +272,11 @@ def test_hostile_names_in_the_listing(shared: Home, tmp_path: Path) -> None:
     """Beside good weights such files are not asked for; alone they are no weights."""
     names = {name: WEIGHTS for name in HOSTILE_NAMES if name != INDEX}
     with hub.serve({NAME: model(names)}) as server:
-        assert run(shared, tmp_path, server).status == 0
+        assert pull(shared, tmp_path, server).status == 0
         assert server.files("cdn") == ["model.safetensors"]
     with hub.serve({NAME: model({"model.safetensors": None, **names})}) as server:
         refused(
-            run(shared, tmp_path, server), "the repo has no *.safetensors; inferno reads safetensors only"
+            pull(shared, tmp_path, server), "the repo has no *.safetensors; inferno reads safetensors only"
         )
         assert server.files("cdn") == []
     nothing_outside(tmp_path)
@@ -302,7 +303,7 @@ def test_links_in_the_cache_that_lead_outside(shared: Home, tmp_path: Path, ther
         if there:
             (outside / name).write_text("the user's own")
     with hub.serve({NAME: model()}) as server:
-        result = run(shared, tmp_path, server)
+        result = pull(shared, tmp_path, server)
     assert result.status in (0, 1)
     assert {path.name: path.read_text() for path in below(outside)} == (
         dict.fromkeys(names, "the user's own") if there else {}
@@ -389,10 +390,10 @@ def test_an_adapter_with_its_base_models_weights(shared: Home, tmp_path: Path) -
     adapter: dict[str, Change] = {"adapter_config.json": {"base_model_name_or_path": "tiny/base"}}
     with hub.serve({NAME: model(adapter), "tiny/base": model()}) as server:
         refused(
-            run(shared, tmp_path, server), "inferno does not apply an adapter to a repo that", "tiny/base"
+            pull(shared, tmp_path, server), "inferno does not apply an adapter to a repo that", "tiny/base"
         )
         assert server.files("cdn") == []
     weights = bytes([WEIGHTS[-1] ^ 1])
     merged: dict[str, Change] = {**adapter, "model.safetensors": WEIGHTS[:-1] + weights}
     with hub.serve({NAME: model(merged), "tiny/base": model()}) as server:
-        assert run(shared, tmp_path, server).status == 0
+        assert pull(shared, tmp_path, server).status == 0

@@ -18,8 +18,8 @@ from tests.support.hub_cli import (
     below,
     model,
     nothing_outside,
+    pull,
     refused,
-    run,
     start,
 )
 
@@ -56,12 +56,12 @@ def test_sixteen_clients_make_one_download(home: Home, tmp_path: Path) -> None:
     assert [get for get in gets if gets.count(get) > 1] == []
 
 
-def test_a_client_that_leaves_does_not_end_the_download_of_another(home: Home, tmp_path: Path) -> None:
+def test_a_client_that_leaves_does_not_end_the_download_of_another(hasty: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("stall", FILE, at=1000, times=1)
-        first = start(home, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        first = start(hasty, tmp_path, server, "pull", NAME)
         server.wait(lambda: server.sent(FILE) >= 1000)
-        second = start(home, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        second = start(hasty, tmp_path, server, "pull", NAME)
         assert second.stderr is not None
         while b"downloading" not in (line := second.stderr.readline()):
             assert line
@@ -72,15 +72,17 @@ def test_a_client_that_leaves_does_not_end_the_download_of_another(home: Home, t
     assert server.sent(FILE) == len(WEIGHTS)
 
 
-def test_an_interrupted_download_resumes_inside_the_file(home: Home, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes_inside_the_file(hasty: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("stall", FILE, at=200_000, times=1)
-        first = start(home, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        first = start(hasty, tmp_path, server, "pull", NAME)
         server.wait(lambda: server.sent(FILE) >= 200_000)
         first.send_signal(signal.SIGINT)
         assert finish(first).status == 130
+        listed = finish(start(hasty, tmp_path, server, "models", "list"))
         server.heal()
-        assert run(home, tmp_path, server).status == 0
+        assert pull(hasty, tmp_path, server).status == 0
+    assert "(incomplete)" in listed.out
     small = [request for request in server.requests if request.what == "tokenizer.json"]
     assert len([request for request in small if request.method == "GET"]) == 1
     assert server.sent(FILE) - len(WEIGHTS) <= 1 << 20
@@ -108,11 +110,11 @@ def test_weights_that_come_wrong_are_refused_and_not_kept(
 ) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail(action, FILE, host=host, at=at)
-        result = run(hasty, tmp_path, server)
+        result = pull(hasty, tmp_path, server)
         refused(result, *words)
         assert not [path for path in below(tmp_path) if path.name == FILE]
         server.heal()
-        assert run(hasty, tmp_path, server).status == 0
+        assert pull(hasty, tmp_path, server).status == 0
     nothing_outside(tmp_path)
 
 
@@ -123,15 +125,15 @@ def test_a_hub_that_is_not_well(hasty: Home, tmp_path: Path, action: str, at: in
     with hub.serve({NAME: model()}) as server:
         server.fail(action, "info", at=at)
         server.fail(action, "tree", at=at)
-        refused(run(hasty, tmp_path, server), NAME)
+        refused(pull(hasty, tmp_path, server), NAME)
         server.heal()
-        assert run(hasty, tmp_path, server).status == 0
+        assert pull(hasty, tmp_path, server).status == 0
 
 
 def test_a_transfer_cut_in_the_middle_goes_on(hasty: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("cut", FILE, at=150_000, times=1)
-        result = run(hasty, tmp_path, server)
+        result = pull(hasty, tmp_path, server)
         assert result.status == 0, result.err
     ranges = [request.range for request in server.requests if request.host == "cdn"]
     assert len(ranges) == 2
@@ -142,10 +144,10 @@ def test_a_host_without_ranges_sends_the_whole_again(hasty: Home, tmp_path: Path
     with hub.serve({NAME: model()}) as server:
         server.fail("cut", FILE, at=150_000, times=1)
         server.fail(action, FILE, host="cdn", times=1)
-        result = run(hasty, tmp_path, server)
+        result = pull(hasty, tmp_path, server)
         if result.status:
             refused(result, FILE)
-            result = run(hasty, tmp_path, server)
+            result = pull(hasty, tmp_path, server)
         assert result.status == 0, result.err
 
 
@@ -154,7 +156,7 @@ def test_main_moves_while_it_is_fetched(hasty: Home, tmp_path: Path) -> None:
     moved = model({"config.json": {"architectures": ["Other"]}, "tokenizer.json": b"{}"})
     with hub.serve({NAME: model()}) as server:
         server.after("config.json", lambda: server.move(NAME, moved))
-        assert run(hasty, tmp_path, server).status == 0
+        assert pull(hasty, tmp_path, server).status == 0
     (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
     assert snapshot.name == model().commit
 
@@ -162,25 +164,35 @@ def test_main_moves_while_it_is_fetched(hasty: Home, tmp_path: Path) -> None:
 def test_a_file_that_the_hub_lists_and_has_not(hasty: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("absent", "generation_config.json")
-        refused(run(hasty, tmp_path, server), NAME, "generation_config.json and does not have it")
+        refused(pull(hasty, tmp_path, server), NAME, "generation_config.json and does not have it")
         server.heal()
-        assert run(hasty, tmp_path, server).status == 0
+        assert pull(hasty, tmp_path, server).status == 0
 
 
 def test_a_file_that_vanishes_leaves_an_incomplete_snapshot(hasty: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("stall", FILE, at=1000, times=1)
-        client = start(hasty, tmp_path, server, "run", NAME, *ONE_TOKEN)
+        client = start(hasty, tmp_path, server, "pull", NAME)
         server.wait(lambda: server.sent(FILE) == 1000)
         (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
         (snapshot / "tokenizer.json").unlink()
         server.release()
         refused(finish(client), f"the download left an incomplete snapshot at {snapshot}", "tokenizer.json")
-        assert run(hasty, tmp_path, server).status == 0
+        assert pull(hasty, tmp_path, server).status == 0
     assert server.sent(FILE) == len(WEIGHTS)
 
 
 def test_a_small_file_without_its_commit(hasty: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("no-commit", "config.json")
-        refused(run(hasty, tmp_path, server), NAME)
+        refused(pull(hasty, tmp_path, server), NAME)
+
+
+def test_what_is_being_downloaded_is_not_removed(hasty: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("stall", FILE, at=1000, times=1)
+        client = start(hasty, tmp_path, server, "pull", NAME)
+        server.wait(lambda: server.sent(FILE) == 1000)
+        refused(finish(start(hasty, tmp_path, server, "models", "rm", NAME, "--yes")), "is being downloaded")
+        server.release()
+        assert finish(client).status == 0

@@ -47,6 +47,11 @@ def run(home: Home, directory: Path, server: hub.Server, name: str = NAME, **mor
     return finish(start(home, directory, server, "run", name, *ONE_TOKEN, **more))
 
 
+def pull(home: Home, directory: Path, server: hub.Server, name: str = NAME, **more: str) -> Result:
+    """Have the model in the cache."""
+    return finish(start(home, directory, server, "pull", name, **more))
+
+
 def refused(result: Result, *words: str) -> None:
     """The run ended with status 1 and one last line that has all the words."""
     assert (result.status, result.out) == (1, ""), result.err
