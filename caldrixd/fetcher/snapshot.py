@@ -203,7 +203,7 @@ class Snapshot:
         early, self._unsaid = self._unsaid or [], None
         whole = [*early, *missing.values()]
         listed = ", ".join(f"{file.name} {sizes.size(file.size)}" for file in whole)
-        size = round(sum(file.size for file in whole) / 1e6)
+        size = sizes.size(sum(file.size for file in whole))
         self._job.send(as_status("status/downloading", model=self._job.model, files=listed, size=size))
         for file in early:
             self._say_downloaded(file)

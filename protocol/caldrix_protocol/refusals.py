@@ -593,7 +593,7 @@ _TABLE: tuple[Row, ...] = (
     Row("status/removed", STATUS, "{model}: removed; {size} MB are free again"),
     Row("status/kept", STATUS, "{model}: nothing was removed"),
     Row("status/directory", STATUS, "{model}: read from the directory {path}"),
-    Row("status/downloading", STATUS, "{model}: downloading {files} ({size} MB)"),
+    Row("status/downloading", STATUS, "{model}: downloading {files} ({size})"),
     Row("status/downloaded", STATUS, "downloaded {file} ({size})"),
     Row("status/download-waiting", STATUS, "{model}: another caldrix is downloading it; waiting for that"),
     Row("status/converting", STATUS, "{model}: converting to {path}"),
