@@ -83,9 +83,9 @@ class Terminal:
         if not text:
             return
         self.clear()
-        _write_answer(safe(text) if self._answer_on_screen else text)
-        self._answered = True
+        self._answered = True  # before the write: a signal may come at once after it
         self._midline = not text.endswith("\n")
+        _write_answer(safe(text) if self._answer_on_screen else text)
 
     def end_answer(self, *, complete: bool) -> None:
         """Finish the answer with a newline if it lacks one; of one cut short only if it has text at all."""

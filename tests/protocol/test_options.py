@@ -356,6 +356,7 @@ def test_they_go_with_cpu_and_auto(backend: str) -> None:
 def test_defaults_are_keyed_by_name() -> None:
     assert defaults("run") == {
         "prompt": None,
+        "stdin": False,
         "system": None,
         "max_tokens": None,
         "ctx": None,
@@ -369,6 +370,8 @@ def test_defaults_are_keyed_by_name() -> None:
         "dtype": "f32",
         "raw": False,
         "plain": False,
+        "quiet": False,
+        "no_history": False,
         "stats": False,
         "json": False,
         "draft_model": None,
@@ -434,7 +437,8 @@ def test_records_are_well_formed(option: Option) -> None:
 
 def test_documentation_has_a_row_for_every_flag_but_the_refused() -> None:
     rows = documentation("run").split("\n")
-    assert rows[0] == "| `-p PROMPT`, `--prompt PROMPT` | answer this prompt and exit | chat |"
+    answered = "answer this prompt and exit; - reads it from standard input"
+    assert rows[0] == f"| `-p PROMPT`, `--prompt PROMPT` | {answered} | chat |"
     assert "| `--threads N` | threads of the CPU lane | one for each core |" in rows
     assert any(row.startswith("| `--backend auto\\|hip\\|metal\\|cpu` |") for row in rows)
     assert "| `--top-k N` | keep only the N most likely tokens (0 keeps all) | 0 |" in rows

@@ -16,6 +16,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,21 +122,27 @@ class Screen:
     """A command in a pseudo-terminal: what it shows, and the keys pressed."""
 
     def __init__(
-        self, home: Home, *arguments: str, out: int | None = None, err: int | None = None, **more: str
+        self,
+        home: Home,
+        *arguments: str,
+        typed: int | None = None,
+        out: int | None = None,
+        err: int | None = None,
+        **more: str,
     ) -> None:
-        """`out` and `err` are descriptors that replace the terminal as stdout and stderr."""
+        """`typed`, `out` and `err` are descriptors that replace the terminal; a `typed` of -1 closes stdin."""
         self.keys, self.terminal = pty.openpty()
         self.shown = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._read = 0
         self.process = subprocess.Popen(
             (*COMMAND, *arguments),
-            stdin=self.terminal,
+            stdin=self.terminal if typed is None else None if typed < 0 else typed,
             stdout=self.terminal if out is None else out,
             stderr=self.terminal if err is None else err,
             env=home.environment | more,
             start_new_session=True,
-            preexec_fn=_take_terminal,
+            preexec_fn=partial(_take_terminal, self.terminal, typed == -1),
         )
 
     def __enter__(self) -> Screen:
@@ -196,5 +203,8 @@ class Screen:
         return bool(data)
 
 
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+def _take_terminal(terminal: int, without_stdin: bool) -> None:
+    """In the child: Ctrl-C in this terminal is for it."""
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    if without_stdin:
+        os.close(0)
