@@ -102,7 +102,11 @@ _caldrix() {{
 {arguments}
     esac
 }}
-compdef _caldrix caldrix"""
+if [[ $funcstack[1] == _caldrix ]]; then
+    _caldrix "$@"
+else
+    compdef _caldrix caldrix
+fi"""
 
 
 def _zsh() -> str:
@@ -128,7 +132,7 @@ def _zsh_specs(option: Option) -> list[str]:
     choices = f"({' '.join(_choices(option))})" if _choices(option) else ""
     action = "_directories" if DIRECTORY in option.metavar else choices
     return [
-        f"'{name}{'=' if name.startswith('--') else '+'}[{doc}]:{what}:{action}'"
+        f"'{'*' if option.many > 1 else ''}{name}{'=' if name.startswith('--') else '+'}[{doc}]:{what}:{action}'"
         for name in _spellings(option)
     ]
 
