@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ async def handle(request: Plan, client: Client, services: Services) -> Message:
     resolved = await to_thread.run_sync(resolve, request.model)
     lane = await to_thread.run_sync(choose.choose, request.backend, services.config.environment)
     seen = await _see(resolved, request, client.send, services)
-    spare = sum(worker.size for worker in services.pool.idle())
+    # A run unloads what is idle, and shares the model if it is loaded.
+    held = [*services.pool.idle(), *services.pool.named(os.path.realpath(seen.directory))]
+    spare = sum(worker.size for worker in dict.fromkeys(held))
     verdict = await to_thread.run_sync(_judge, request, lane, seen, spare)
     client.send(verdict)
     if verdict.needed > verdict.free:
@@ -83,7 +86,7 @@ def _on_disk(directory: Path) -> Seen:
 
 
 def _judge(request: Plan, lane: str, seen: Seen, spare: int) -> Verdict:
-    """`spare` bytes are held by models that a run would unload."""
+    """`spare` bytes are held by models that a run would unload or share."""
     spec = gate.read_spec(seen.directory)
     plan = FAMILIES[spec.architecture].build(spec)
     ctx = context_length(request.ctx, spec)

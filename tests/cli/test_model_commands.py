@@ -177,6 +177,18 @@ def test_a_loaded_model_is_not_removed(shared: Home, tmp_path: Path) -> None:
         assert ask(shared, tmp_path, server, "models", "rm", NAME, "-y").status == 0
 
 
+def test_a_model_that_is_being_downloaded_is_not_removed(shared: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("stall", "model.safetensors", at=1000)
+        pulling = start(shared, tmp_path, server, "pull", NAME)
+        server.wait(lambda: server.sent("model.safetensors") >= 1000)
+        refused = ask(shared, tmp_path, server, "models", "rm", NAME, "--yes")
+        assert (refused.status, "is being downloaded" in refused.err) == (1, True)
+        server.heal()
+        assert finish(pulling).status == 0
+        assert ask(shared, tmp_path, server, "models", "rm", NAME, "--yes").status == 0
+
+
 def test_a_directory_of_the_users_is_never_removed(shared: Home, tmp_path: Path) -> None:
     shutil.copytree(MODEL, tmp_path / "mine")
     result = shared.caldrix("models", "rm", str(tmp_path / "mine"), "--yes")

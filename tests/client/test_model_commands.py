@@ -1,0 +1,144 @@
+"""`pull` and `models` as processes against a scripted daemon: what they send, and what they show."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from caldrix_client.parse import Command, Help, Models, Pull, parse
+from caldrix_protocol.connection import as_status
+from caldrix_protocol.messages import Done, Known, Message, Plan, Removal, Remove, Verdict
+from caldrix_protocol.messages import Pull as PullRequest
+from tests.support.cli import SECONDS, Home, Screen, finish
+from tests.support.peer import Peer, Script, Talk
+
+MIB = 1 << 20
+VERDICT = Verdict(
+    "demo",
+    "cpu",
+    2048,
+    8192,
+    600 * MIB,
+    900 * MIB,
+    256 * MIB,
+    1,
+    257 * MIB,
+    54 * MIB,
+    90 * MIB,
+    5 * MIB,
+    0,
+    MIB,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        (["pull", "m"], Pull("m", False, False)),
+        (["pull", "--plain", "m", "-q"], Pull("m", True, True)),
+        (["pull", "--help"], Help()),
+        (["models", "list"], Models("list")),
+        (["models", "pin"], Models("pin")),
+        (["models", "-h"], Help()),
+        (["models", "list", "-h"], Help()),
+        (["models", "plan", "m"], Models("plan", "m")),
+        (
+            ["models", "plan", "m", "--ctx=9", "--backend", "cpu", "--threads", "2", "--dtype", "bf16"],
+            Models("plan", "m", 9, "cpu", 2, "bf16"),
+        ),
+        (["models", "rm", "m"], Models("rm", "m")),
+        (["models", "rm", "-y", "m"], Models("rm", "m", yes=True)),
+    ],
+)
+def test_a_command_line_means(line: list[str], command: Command) -> None:
+    parsed = parse(line)
+    assert type(parsed) is type(command)
+    assert parsed == command
+
+
+def sending(*messages: Message) -> Script:
+    return lambda talk, request: talk.send(*messages)
+
+
+def test_pull_shows_what_the_daemon_says(home: Home) -> None:
+    said = as_status("status/downloaded", file="a\x1b", size="3 MB")
+    with Peer(home.address, sending(said, Done())) as peer:
+        result = home.caldrix("pull", "a/b", HF_HOME="/data/hf")
+    assert result == (0, "", "caldrix: downloaded a\\x1b (3 MB)\n")
+    (request,) = peer.requests
+    assert (type(request), request.model) == (PullRequest, "a/b")
+    assert request.environment["HF_HOME"] == "/data/hf"
+
+
+def test_ctrl_c_ends_a_pull(home: Home) -> None:
+    asked = threading.Event()
+    with Peer(home.address, lambda talk, request: asked.set()) as peer:
+        process = home.start("pull", "a/b")
+        assert asked.wait(SECONDS)
+        process.send_signal(signal.SIGINT)
+        assert finish(process).status == 130
+        assert peer.gone.wait(SECONDS)
+
+
+def test_a_plan_is_a_table_of_the_verdict(home: Home) -> None:
+    with Peer(home.address, sending(VERDICT, Done())) as peer:
+        result = home.caldrix("models", "plan", "demo", "--ctx", "2048")
+    assert result == (
+        0,
+        "verdict       fits         on the cpu lane\n"
+        "context       2048 tokens  the largest that would fit is 8192\n"
+        "memory        600 MiB      900 MiB are free\n"
+        "  weights     257 MiB      as the lane holds them\n"
+        "  state       90 MiB       of a full context\n"
+        "  buffers     5 MiB        of a step\n"
+        "  loading     54 MiB       before state and buffers, in their place\n"
+        "  vocabulary  1 MiB\n"
+        "  process     256 MiB      of a worker without a model\n"
+        "disk          0 MiB        to come; 1 MiB are free\n",
+        "",
+    )
+    assert peer.requests == [Plan("demo", peer.requests[0].environment, ctx=2048)]
+
+
+def test_a_list_is_a_table(home: Home) -> None:
+    known = (
+        Known("one", "a/b", "0123456789abcdef0123456789abcdef01234567", "MIT", 269_000_000, "whole"),
+        Known("two", "a/c", "main", "", 5_000_000, "part"),
+        Known("", "a/\x1bd", "", "", 0, ""),
+    )
+    with Peer(home.address, sending(*known, Done())):
+        result = home.caldrix("models", "list")
+    assert result == (
+        0,
+        "ALIAS  REPO     REVISION         CACHE              LICENCE\n"
+        "one    a/b      0123456789ab     269 MB             MIT\n"
+        "two    a/c      main (unpinned)  5 MB (incomplete)  -\n"
+        "-      a/\\x1bd  -                -                  -\n",
+        "",
+    )
+
+
+def removal(talk: Talk, request: Message) -> None:
+    talk.send(Removal("/cache/models--a--b", 3_000_000), Done())
+
+
+@pytest.mark.parametrize(("typed", "sent"), [("y\r", [False, True]), ("n\r", [False]), ("\x04", [False])])
+def test_rm_asks_in_a_terminal(home: Home, typed: str, sent: list[bool]) -> None:
+    with Peer(home.address, removal) as peer, Screen(home, "models", "rm", "a/b") as screen:
+        screen.expect("a/b: /cache/models--a--b has 3 MB, with all revisions of the repo")
+        screen.expect("remove it? y or n")
+        screen.ready()
+        screen.press(typed)
+        screen.expect("removed; 3 MB are free again" if True in sent else "nothing was removed")
+        assert screen.end() == 0
+    assert [request.really for request in peer.requests] == sent
+    assert all(type(request) is Remove for request in peer.requests)
+
+
+def test_yes_is_not_asked_for(home: Home) -> None:
+    with Peer(home.address, removal) as peer:
+        result = home.caldrix("models", "rm", "a/b", "--yes")
+    assert result == (0, "", "caldrix: a/b: removed; 3 MB are free again\n")
+    assert [request.really for request in peer.requests] == [False, True]
