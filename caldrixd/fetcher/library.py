@@ -29,6 +29,9 @@ from caldrixd.models.hub import COMMIT, Repo
 NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
 
 CONNECT_SECONDS = 10.0
+# For one small file: two for its size and place, two for its bytes, and some more when they fail. The library
+# would try for ten minutes.
+MAX_REQUESTS = 6
 MAX_LISTING = 32 << 20
 MAX_SMALL = 64 << 20  # bytes of a file that the library downloads
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9_-]{1,128}"?')
@@ -65,6 +68,7 @@ class Hub:
         self.model = model
         self.cache = cache
         self._seconds = seconds
+        self._requests_left: int | None = None  # None: as many as we make ourselves
         with self.border():
             usual = get_session()
         client, timeout, hooks = type(usual), type(usual.timeout), usual.event_hooks
@@ -110,10 +114,12 @@ class Hub:
             return
         from huggingface_hub import hf_hub_download  # takes longer to import than a cached model to find
 
+        self._requests_left = MAX_REQUESTS
         with self.border(), _no_file_over(MAX_SMALL):
             path = hf_hub_download(
                 self.repo.name, name, revision=commit, cache_dir=self.cache, endpoint=self.endpoint
             )
+        self._requests_left = None
         if Path(path) != target:
             raise Refused("hub/moved", model=self.model, commit=commit)
 
@@ -223,6 +229,12 @@ class Hub:
     def _before(self, request: Any) -> None:
         """Of every request, also one that follows a redirect."""
         url = str(request.url)
+        if self._requests_left is not None:
+            self._requests_left -= 1
+            if self._requests_left < 0:
+                place = _place(self.endpoint)
+                raise Refused("hub/timeout", model=self.model, host=place, seconds=f"{self._seconds:g}")
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
         if self._origin(url) != self._origin(self.endpoint):
             request.headers.pop("authorization", None)
         if self.endpoint.startswith("https:") and not url.startswith("https:"):

@@ -287,6 +287,20 @@ def test_a_small_file_does_not_fill_the_disk(cache: Cache) -> None:
     assert max(path.stat().st_size for path in cache.root.rglob("*") if path.is_file()) <= 64 * MIB
 
 
+@pytest.mark.parametrize(
+    ("action", "method"),
+    [pytest.param("silent", "HEAD", marks=pytest.mark.slow), ("silent", "GET"), ("stall", "GET")],
+)
+def test_a_small_file_that_does_not_come_is_given_up(cache: Cache, action: str, method: str) -> None:
+    cache.server.fail(action, "tokenizer.json", method=method, at=100)
+    last, _ = cache.fetch(seconds=0.2)
+    assert type(last) is Refusal
+    assert last.code == "hub/timeout"
+    cache.server.heal()
+    assert cache.fetch()[0] == Done()
+    assert whole(cache, REPO)
+
+
 @pytest.mark.parametrize("endpoint", ["ftp://x", "nonsense", "http://", "file:///etc"])
 def test_an_endpoint_that_is_none(cache: Cache, endpoint: str) -> None:
     last, _ = cache.fetch(HF_ENDPOINT=endpoint)

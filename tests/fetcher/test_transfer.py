@@ -162,7 +162,7 @@ def test_where_there_are_no_links_the_file_itself_is_moved(
 
 
 def asked(url: str) -> SimpleNamespace:
-    return SimpleNamespace(url=url, headers={"authorization": "Bearer secret"}, method="GET")
+    return SimpleNamespace(url=url, headers={"authorization": "Bearer secret"}, method="GET", extensions={})
 
 
 @pytest.fixture
