@@ -93,7 +93,7 @@ def _figures(verdict: Verdict) -> list[tuple[str, ...]]:
         ("  buffers", _mib(verdict.activations), "of a step"),
         ("  loading", _mib(verdict.passing), "before state and buffers, in their place"),
         ("  vocabulary", _mib(verdict.vocabulary), ""),
-        ("  process", _mib(verdict.process), "of a worker without a model"),
+        ("  process", _mib(verdict.process), "of a worker without a model, and its encoder"),
         ("disk", _mib(verdict.disk), f"to come; {_mib(verdict.free_disk)} are free"),
     ]
 

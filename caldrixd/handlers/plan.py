@@ -99,7 +99,7 @@ def _judge(request: Plan, lane: str, seen: Seen, spare: int) -> Verdict:
         largest_ctx=needed.largest_ctx(free),
         needed=needed.total(ctx),
         free=free,
-        process=fit.PROCESS_BYTES + fit.LOADED_BYTES,
+        process=needed.beside + fit.LOADED_BYTES,
         vocabulary=needed.vocabulary,
         weights=cost.weights,
         passing=cost.passing,

@@ -16,6 +16,8 @@ MIB = 1 << 20
 PROCESS_BYTES = 256 * MIB
 # A token of the vocabulary in the worker: its text, and its place in two tables.
 TOKEN_BYTES = 300
+# A token of the vocabulary in the encoder: the tokenizer's tables, and the file while it is read.
+ENCODER_TOKEN_BYTES = 1000
 # Stacks of threads, libraries' own memory and small objects, once there is a model.
 LOADED_BYTES = 3 * MIB // 2
 
@@ -36,8 +38,13 @@ class Needs:
         """The most bytes that its worker has beyond a worker without a model."""
         return LOADED_BYTES + self.vocabulary + self.cost(ctx).total
 
+    @property
+    def beside(self) -> int:
+        """Bytes of a worker without a model, and of the processes that it starts."""
+        return PROCESS_BYTES + ENCODER_TOKEN_BYTES * self.vocab_size
+
     def total(self, ctx: int) -> int:
-        return PROCESS_BYTES + self.peak(ctx)
+        return self.beside + self.peak(ctx)
 
     def largest_ctx(self, free: int) -> int:
         """The longest context in tokens, up to the model's own, that needs at most `free` bytes; or 0."""

@@ -95,7 +95,7 @@ def test_a_plan_is_a_table_of_the_verdict(home: Home) -> None:
         "  buffers     5 MiB        of a step\n"
         "  loading     54 MiB       before state and buffers, in their place\n"
         "  vocabulary  1 MiB\n"
-        "  process     256 MiB      of a worker without a model\n"
+        "  process     256 MiB      of a worker without a model, and its encoder\n"
         "disk          0 MiB        to come; 1 MiB are free\n",
         "",
     )

@@ -19,7 +19,7 @@ def needs(weights: int, *, per_token: int = 100, passing: int = 0) -> fit.Needs:
 
 
 def test_a_worker_is_counted_with_its_vocabulary_and_what_its_lane_holds() -> None:
-    fixed = fit.PROCESS_BYTES + fit.LOADED_BYTES + 1000 * fit.TOKEN_BYTES
+    fixed = fit.PROCESS_BYTES + fit.LOADED_BYTES + 1000 * (fit.TOKEN_BYTES + fit.ENCODER_TOKEN_BYTES)
     assert needs(5 * MIB).total(70) == fixed + 5 * MIB + 7000
     assert needs(5 * MIB, passing=MIB).total(70) == fixed + 6 * MIB
 
