@@ -131,8 +131,9 @@ def _zsh_specs(option: Option) -> list[str]:
     what = option.metavar.replace(":", "\\:")
     choices = f"({' '.join(_choices(option))})" if _choices(option) else ""
     action = "_directories" if DIRECTORY in option.metavar else choices
+    many = "*" if option.many > 1 else ""
     return [
-        f"'{'*' if option.many > 1 else ''}{name}{'=' if name.startswith('--') else '+'}[{doc}]:{what}:{action}'"
+        f"'{many}{name}{'=' if name.startswith('--') else '+'}[{doc}]:{what}:{action}'"
         for name in _spellings(option)
     ]
 

@@ -17,22 +17,6 @@ from tests.support.models import TINY, reference, tiny
 LLAMA = str(tiny("tiny-llama"))
 
 
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny model without an end token and with a long context: its reply lasts until it is stopped."""
-    directory = tmp_path_factory.mktemp("models") / "endless"
-    shutil.copytree(tiny("tiny-llama"), directory)
-    _edit(directory / "config.json", max_position_embeddings=1 << 20, eos_token_id=None)
-    _edit(directory / "generation_config.json", eos_token_id=None)
-    _edit(directory / "tokenizer_config.json", eos_token=None)
-    return str(directory)
-
-
-def _edit(path: Path, **fields: int | None) -> None:
-    edited = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps({name: value for name, value in edited.items() if value is not None}))
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_raw_json_is_the_reference(shared: Home, name: str) -> None:
     for prompt in reference(name)["prompts"]:
