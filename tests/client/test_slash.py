@@ -4,6 +4,7 @@ import pytest
 
 from caldrix_client import blocks, slash
 from caldrix_protocol.refusals import MESSAGE, Refused
+from tests.support.cli import ROOT
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,11 @@ def test_a_block_is_open_until_its_last_line(entered: str, open_: bool) -> None:
     assert blocks.unfinished(entered) is open_
     first, *more = entered.split("\n")
     assert (blocks.opens(first) and not any(map(blocks.closes, more))) is open_
+
+
+def test_every_command_stands_in_the_documentation() -> None:
+    page = (ROOT / "docs/run.md").read_text("utf-8").split("## Chat")[1].split("\n## ")[0]
+    table = "".join(line for line in page.splitlines() if line.startswith("| `/"))
+    for name, command in slash.COMMANDS.items():
+        takes = command.takes.replace("|", "\\|")
+        assert f"`{f'{name} {takes}'.rstrip()}`" in table
