@@ -11,13 +11,12 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from caldrix_client import blocks
-from caldrix_client.meter import Meter
 from caldrix_protocol.refusals import Refused, sentence
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what only some runs need is imported by them
     from caldrix_client.editing import Editor
     from caldrix_client.history import History
+    from caldrix_client.meter import Meter
 
 INPUT = 0
 ANSWER = 1
@@ -57,7 +56,8 @@ class Terminal:
         self._term = term
         self._styled = term not in ("", "dumb")
         self._quiet = False
-        self._meter = Meter()
+        self._said: set[str] = set()
+        self._meter: Meter | None = None
         self._progress = ""  # the line that is drawn and will be erased
         self._answered = False  # the answer that is under way has text
         self._midline = False  # and its last line has not ended
@@ -106,6 +106,12 @@ class Terminal:
             _write_message("\n")
         _write_message(PREFIX + safe(text).replace("\n", "\n  ") + "\n")
 
+    def say_once(self, text: str) -> None:
+        """A sentence on stderr, unless it was said before."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
     def status(self, text: str) -> None:
         """A sentence on stderr that nobody misses who asked for quiet."""
         if not self._quiet:
@@ -115,6 +121,10 @@ class Terminal:
         """Redraw the progress line; nothing where stderr is no terminal that can redraw."""
         if not self._messages_on_screen or not self._styled or self._quiet or self._midline:
             return
+        if self._meter is None:
+            from caldrix_client.meter import Meter
+
+            self._meter = Meter()
         text = self._meter.text(what, done, total, unit, time.monotonic())
         line = safe(PREFIX + text).replace("\n", " ")[: _columns() - 1]
         if line != self._progress:
@@ -127,6 +137,8 @@ class Terminal:
         EOFError after the last. Raises Refused: message/not-utf8, message/unclosed-block, client/input,
         client/input-too-long.
         """
+        from caldrix_client import blocks
+
         self.clear()
         if self.interactive and self._styled and self._screen is not None:
             return self._edited(self._screen)
@@ -190,6 +202,8 @@ class Terminal:
 
     def _block(self) -> str:
         """The further lines of a block, whole even if it will be refused: none of them is a message."""
+        from caldrix_client import blocks
+
         lines = [""]
         size = 0
         while not blocks.closes(lines[-1]):

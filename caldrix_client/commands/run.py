@@ -13,7 +13,6 @@ from caldrix_client.environment import for_request, model_argument
 from caldrix_client.events import show
 from caldrix_client.interrupts import Interrupts, heed_sigterm
 from caldrix_client.parse import Run
-from caldrix_client.system_message import system_message
 from caldrix_client.terminal import Terminal
 from caldrix_protocol.address import state_directory
 from caldrix_protocol.messages import Open, Opened
@@ -40,7 +39,7 @@ def execute(command: Run, context: Context) -> int:
         cpu_isa=command.cpu_isa or "native",
         cpu_kernels=command.cpu_kernels or "auto",
     )
-    system = None if command.system is None else system_message(command.system)
+    system = None if command.system is None else _system(command.system)
     prompt = _prompt(command, context.terminal)
     with connect(context.environment, context.started) as channel:
         speaker = Speaker(channel, _open(channel, request, context.terminal), command, context.terminal)
@@ -57,11 +56,18 @@ def execute(command: Run, context: Context) -> int:
 def _chat(speaker: Speaker, conversation: Conversation, context: Context) -> int:
     from caldrix_client.chat import Chat
 
-    if not speaker.command.no_history and context.environment.get("CALDRIX_NO_HISTORY", "0") in ("", "0"):
+    unwanted = context.environment.get("CALDRIX_NO_HISTORY", "0") not in ("", "0")
+    if context.terminal.interactive and not unwanted and not speaker.command.no_history:
         from caldrix_client.history import History
 
         context.terminal.remember(History(os.path.join(state_directory(context.environment), "history")))
     return Chat(speaker, conversation).run()
+
+
+def _system(argument: str) -> str:
+    from caldrix_client.system_message import system_message
+
+    return system_message(argument)
 
 
 def _prompt(command: Run, terminal: Terminal) -> str | None:

@@ -7,15 +7,16 @@ import os
 import re
 import stat
 import termios
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caldrix_client.history import KEPT, History
-from caldrix_protocol.messages import Generate
-from tests.support.cli import Home, Screen
-from tests.support.peer import Model, Peer, texts
+from caldrix_protocol.messages import Delta, Generate, Message
+from tests.support.cli import SECONDS, Home, Screen
+from tests.support.peer import Model, Peer, Talk, say, texts
 
 UP = "\x1b[A"
 PASTE = "\x1b[200~{}\x1b[201~"
@@ -63,6 +64,28 @@ def test_alt_enter_begins_a_line(home: Home) -> None:
 
 def test_keys_edit_the_line(home: Home) -> None:
     assert chat(home, "wörld\x01hello \x05!\x7f?\r") == ["hello wörld?"]
+
+
+def test_what_is_typed_during_an_answer_is_the_next_message(home: Home) -> None:
+    typed = threading.Event()
+
+    def slow(talk: Talk, request: Message) -> None:
+        talk.send(Delta("begun "))
+        assert typed.wait(SECONDS)
+        say(talk, "answer\n")
+
+    with Peer(home.address, Model(slow, "b\n", "c\n")) as peer, Screen(home, "run", "demo") as screen:
+        screen.ready()
+        screen.press("first\r")
+        screen.expect("begun ")
+        screen.press("second\rthird\r")
+        screen.expect("third")
+        typed.set()
+        screen.expect("c\r\n")
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert messages(peer) == ["first", "second", "third"]
 
 
 def test_tab_completes_a_command(home: Home) -> None:

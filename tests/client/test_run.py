@@ -394,6 +394,16 @@ def test_a_daemon_that_says_it_dropped_turns_is_not_echoed(home: Home) -> None:
         assert home.caldrix("run", "demo", "-p", "x").err == "caldrix: gone\n"
 
 
+def test_a_notice_that_is_true_of_every_answer_is_said_once(home: Home) -> None:
+    def noticed(talk: Talk, request: Message) -> None:
+        talk.send(Notice("notice/system-in-user", sentence("notice/system-in-user"), {}))
+        say(talk, "x")
+
+    with Peer(home.address, Model(noticed, noticed)):
+        result = home.caldrix("run", "demo", "--system", "S", typed=b"1\n2\n")
+    assert result == (0, "x\nx\n", f"caldrix: {sentence('notice/system-in-user')}\n")
+
+
 def test_an_end_of_input_without_a_line_answers_nothing(home: Home) -> None:
     with Peer(home.address, Model()):
         assert home.caldrix("run", "demo") == (0, "", "")
