@@ -14,7 +14,7 @@ from collections.abc import Callable
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.cache import SlotCache
 from caldrixd.engine.pace import Pace
-from caldrixd.engine.sampling import greedy
+from caldrixd.engine.sampling import pick
 from caldrixd.engine.scheduler import Batch, schedule
 from caldrixd.engine.session import Request, Session, TokenEvent, Usage
 from caldrixd.lanes.lane import Logits, Program, StepCancelled
@@ -195,7 +195,7 @@ class Engine:
 
     def _advance(self, session: Session, logits: Logits) -> TokenEvent:
         try:
-            token = greedy(logits)
+            token = pick(logits, session.tokens, session.request.sampling)
         except Refused as refused:
             return self._fail(session, refused)
         now = self._clock()

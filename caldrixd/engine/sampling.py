@@ -1,18 +1,145 @@
-"""From logits to the next token."""
+"""From logits to the next token.
+
+The knobs act in this order: the repetition penalty, top-k, top-p, min-p, the temperature, one draw. Each cut
+sees the probabilities of what the one before it left, at temperature 1. Among equal scores the lower id is
+the more likely. All of it is float64 arithmetic that IEEE 754 rounds alike everywhere, so the same logits and
+seed give the same token on every machine.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.engine.chance import uniform
+from caldrixd.engine.weights import Scores, Weights, drawn, softmax, total
+
+Ids = npt.NDArray[np.int64]
+
+RECENT = 64  # tokens of prompt and reply that the penalty sees
+# A probability of float32 logits is known to about this part of itself: less does not decide a cut.
+DOUBT = 2.0**-22
+FINITE = float(np.finfo(np.float64).max)
+# Scores are sorted by how far they are below the highest, into DEPTHS boxes of 1 / BOXES each.
+BOXES, DEPTHS = 16, 1024
+COLUMN = 32
+FEW = 1000  # so many tokens nearly always hold the share that top-p asks for
 
 
-def greedy(logits: npt.NDArray[np.float32]) -> int:
-    """The id of the largest of float32[vocab_size], the lowest among equals.
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is picked. The defaults, and any others at temperature 0, draw nothing.
 
-    Refused "run/not-finite" when any value is NaN or infinite.
+    `temperature` is at least 0, `top_k` 0 keeps all, `top_p` is over 0 and at most 1, `min_p` from 0 to 1,
+    `repetition_penalty` over 0, `seed` has 64 bits.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    @property
+    def draws(self) -> bool:
+        return self.temperature > 0
+
+
+GREEDY = Sampling()
+
+
+def pick(logits: npt.NDArray[np.float32], tokens: Sequence[int], sampling: Sampling) -> int:
+    """The token after `tokens` (prompt and reply) by float32[vocab_size].
+
+    The draw depends on the seed and the number of tokens. Refused "run/not-finite" when any logit is NaN or
+    infinite.
     """
     if not np.isfinite(logits).all():
         raise Refused("run/not-finite")
-    return int(np.argmax(logits))
+    if not sampling.draws and sampling.repetition_penalty == 1:
+        return int(np.argmax(logits))
+    scores = penalised(logits.astype(np.float64), tokens[-RECENT:], sampling.repetition_penalty)
+    if not sampling.draws:
+        return int(np.argmax(scores))
+    ids = kept(scores, sampling)
+    if len(ids) < len(scores):
+        scores = scores[ids]
+    return int(ids[drawn(softmax(scores, sampling.temperature), uniform(sampling.seed, len(tokens)))])
+
+
+def penalised(scores: Scores, recent: Sequence[int], penalty: float) -> Scores:
+    """float64[vocab_size], changed in place: each distinct token of `recent` becomes less likely.
+
+    Positive scores are divided, others multiplied (Keskar and others, "CTRL", 2019, divide all of them, which
+    makes the unlikely likelier). A penalty below 1 does the opposite.
+    """
+    if penalty != 1:
+        ids = sorted(set(recent))
+        seen = scores[ids]
+        with np.errstate(over="ignore", under="ignore"):
+            changed = np.where(seen > 0, seen / penalty, seen * penalty)
+        scores[ids] = np.clip(changed, -FINITE, FINITE)
+    return scores
+
+
+def kept(scores: Scores, sampling: Sampling) -> Ids:
+    """The ids of float64[vocab_size] that a token is drawn from, in ascending order; at least one."""
+    ids = np.arange(len(scores))
+    if 0 < sampling.top_k < len(ids):
+        ids = _contenders(scores, sampling.top_k)
+        ids = ids[_leading(scores[ids], np.ones(len(ids)), sampling.top_k)]
+        scores = scores[ids]
+    if sampling.top_p < 1:
+        cut = _nucleus(scores, sampling.top_p)
+        ids, scores = ids[cut], scores[cut]
+    if sampling.min_p > 0:
+        ids = ids[softmax(scores, 1.0) >= sampling.min_p * (1 - DOUBT)]
+    return ids
+
+
+def _nucleus(scores: Scores, top_p: float) -> Ids:
+    """Top-p of Holtzman and others, "The curious case of neural text degeneration" (2020), as indices."""
+    weights = softmax(scores, 1.0)
+    needed = top_p * (1 - DOUBT) * total(weights)
+    some = _contenders(scores, FEW)
+    if np.cumsum(weights[some])[-1] < needed:
+        return _leading(scores, weights, needed)
+    return some[_leading(scores[some], weights[some], needed)]
+
+
+def _contenders(scores: Scores, count: int) -> Ids:
+    """The indices, ascending, of all scores that are no lower than the `count`-th, and perhaps of some more.
+
+    Each column of a table of the scores has one that is no lower than the column's highest: the `count`-th of
+    the columns' highest is a bound.
+    """
+    width = len(scores) // COLUMN
+    if count >= width:
+        return np.arange(len(scores))
+    highest = scores[: width * COLUMN].reshape(COLUMN, width).max(axis=0)
+    return np.flatnonzero(scores >= np.partition(highest, width - count)[width - count])
+
+
+def _leading(scores: Scores, weights: Weights, needed: float) -> Ids:
+    """The indices, ascending, of the fewest highest scores whose weights add up to `needed`.
+
+    Only the scores of the box in which the sum is reached are sorted.
+    """
+    with np.errstate(over="ignore"):
+        below = scores.max() - scores
+        below *= BOXES
+    depths = np.minimum(below, DEPTHS - 1, out=below).astype(np.int64)
+    reached = np.cumsum(np.bincount(depths, weights))
+    last = int(np.searchsorted(reached, needed))
+    edge = np.flatnonzero(depths == last)
+    edge = edge[np.argsort(-scores[edge], kind="stable")]
+    before = reached[last - 1] if last else 0.0
+    count = int(np.searchsorted(before + np.cumsum(weights[edge]), needed)) + 1
+    leading = depths < last
+    leading[edge[:count]] = True
+    return np.flatnonzero(leading)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.cache import Slot
+from caldrixd.engine.sampling import GREEDY, Sampling
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Request:
     dtype: str = "f32"
     threads: int = 0
     max_batch: int = 8
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True)

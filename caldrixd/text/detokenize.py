@@ -1,4 +1,4 @@
-"""Turns reply ids into text as they come, whole characters at a time."""
+"""Turns reply ids into text as they come, whole characters at a time, up to a stop text."""
 
 from __future__ import annotations
 
@@ -54,6 +54,43 @@ class Detokenizer:
         self._window = []
         self._shown = 0
         return piece
+
+
+class Stops:
+    """Ends a text before the first stop text in it: the one that is complete first, of those the longest.
+
+    What may be the beginning of one is held. The pieces given out, `finish` included, are the text up to
+    there, however it was cut into pieces.
+    """
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._texts = texts
+        self._longest = max(map(len, texts), default=0)
+        self._held = ""
+        self.found = False
+
+    def add(self, piece: str) -> str:
+        """The text that may be shown after this piece; "" once a stop text was found."""
+        if self.found:
+            return ""
+        text = self._held + piece
+        ends = [(at + len(stop), at) for stop in self._texts if (at := text.find(stop)) >= 0]
+        self.found = bool(ends)
+        end = min(ends)[1] if ends else len(text) - self._beginning(text)
+        self._held = "" if ends else text[end:]
+        return text[:end]
+
+    def finish(self) -> str:
+        """What was held back. The text is over."""
+        held, self._held = self._held, ""
+        return held
+
+    def _beginning(self, text: str) -> int:
+        """The length of the longest end of `text` with which a stop text begins."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._texts):
+                return length
+        return 0
 
 
 def _settled(text: str) -> int:

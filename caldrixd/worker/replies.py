@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,13 @@ from caldrix_protocol.messages import (
 )
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.engine import Engine, Request, TokenEvent, Usage
+from caldrixd.engine.sampling import GREEDY, Sampling
 from caldrixd.text import prompt
-from caldrixd.text.detokenize import Detokenizer
+from caldrixd.text.detokenize import Detokenizer, Stops
 from caldrixd.worker.loading import Model
+
+# Of a seed that is made here: JSON readers that keep all numbers as float64 give it back as it is.
+SEED_BITS = 53
 
 
 class Reply:
@@ -36,7 +41,9 @@ class Reply:
         self._prompt_ids: tuple[int, ...] = ()
         self._dropped_turns = 0
         self._max_tokens: int | None = None
+        self._sampling = GREEDY
         self._detokenizer: Detokenizer | None = None
+        self._stops = Stops(())
         self._ids: list[int] = []
         self._untold: list[int] = []
         self._lock = threading.Lock()  # guards the two below
@@ -62,6 +69,8 @@ class Reply:
         )
         self._prompt_ids, self._dropped_turns = built.ids, built.dropped_turns
         self._max_tokens = request.max_tokens
+        self._sampling = sampling_of(request)
+        self._stops = Stops(request.stop)
         self._detokenizer = Detokenizer(model.tokenizer)
         return [as_notice(notice.code, **notice.fields) for notice in built.notices]
 
@@ -76,6 +85,7 @@ class Reply:
             dtype=self._begin.dtype,
             threads=self._begin.threads,
             max_batch=self._begin.max_batch,
+            sampling=self._sampling,
         )
         with self._lock:
             if not self._cancelled:
@@ -96,7 +106,10 @@ class Reply:
         return Done("cancelled", prompt_ids=self._prompt_ids, dropped_turns=self._dropped_turns)
 
     def advance(self, event: TokenEvent) -> list[Message]:
-        """What the client is to see of an engine's event; the last message of a reply is Done or Refusal."""
+        """What the client is to see of an engine's event; the last message of a reply is Done or Refusal.
+
+        A stop text ends the reply while the engine still has it.
+        """
         messages: list[Message] = []
         assert self._detokenizer is not None
         text = ""
@@ -104,14 +117,16 @@ class Reply:
             self._ids.append(event.token)
             self._untold.append(event.token)
             if event.finish != "stop":
-                text = self._detokenizer.add(event.token)
+                text = self._stops.add(self._detokenizer.add(event.token))
         if event.finish is not None:
-            text += self._detokenizer.finish()
+            text += self._stops.add(self._detokenizer.finish()) + self._stops.finish()
         if text:
             messages.append(Delta(text, tuple(self._untold)))
             self._untold = []
         if event.refused is not None:
             messages.append(as_refusal(event.refused))
+        elif self._stops.found:
+            messages.append(self._done("stop", event.usage))
         elif event.finish is not None:
             messages.append(self._done(event.finish, event.usage))
         return messages
@@ -125,7 +140,20 @@ class Reply:
             decode_seconds=usage.decode_seconds,
             first_token_seconds=usage.first_token_seconds,
         )
-        return Done(reason, tuple(self._ids), self._prompt_ids, self._dropped_turns, timings)
+        seed = self._sampling.seed if self._sampling.draws and self._ids else None
+        return Done(reason, tuple(self._ids), self._prompt_ids, self._dropped_turns, timings, seed)
+
+
+def sampling_of(request: Generate) -> Sampling:
+    """The knobs of a request; without a seed, one of fresh entropy."""
+    return Sampling(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        seed=secrets.randbits(SEED_BITS) if request.seed is None else request.seed,
+    )
 
 
 def joined(attachments: Sequence[Attach]) -> dict[int, bytes]:

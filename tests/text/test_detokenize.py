@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from caldrixd.text.detokenize import WINDOW, Detokenizer
+from caldrixd.text.detokenize import WINDOW, Detokenizer, Stops
 from caldrixd.text.tokenizer import Tokenizer
 
 EMOJI = "a 😀👩‍👩‍👧 漢字 é e\u0301 ab  hi\n"
@@ -99,3 +99,83 @@ def test_a_long_reply_costs_a_fixed_number_of_ids_a_token(decoder: Tokenizer) ->
     detokenizer = Detokenizer(counted)
     assert "".join(map(detokenizer.add, ids)) + detokenizer.finish() == decoder.decode(ids)
     assert counted.count <= 2 * WINDOW * len(ids)
+
+
+def shown(stops: Stops, pieces: Sequence[str]) -> list[str]:
+    """What each piece brings, and the end, as long as no stop text was found."""
+    given = []
+    for piece in pieces:
+        given.append(stops.add(piece))
+        if stops.found:
+            return given
+    return [*given, stops.finish()]
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """A text in every pair of two pieces, and character by character."""
+    yield list(text)
+    for cut in range(len(text) + 1):
+        yield [text[:cut], text[cut:]]
+
+
+@pytest.mark.parametrize(
+    ("texts", "text", "result"),
+    [
+        (("DEFGHIJ",), "ABCDEFGHIJKLM", "ABC"),
+        (("DEFGHIJ",), "ABCDEFGHI", None),
+        (("aab",), "aaaab.", "aa"),
+        (("abab",), "abaabab", "aba"),
+        (("b", "abc"), "abc", "a"),
+        (("abc", "bc"), "abc", ""),
+        (("abcde", "cd"), "abcde", "ab"),
+        (("x",), "", None),
+        (("é",), "café.", "caf"),
+        (("\n\n",), "a\nb\n", None),
+        (("\n\n",), "a\n\nb", "a"),
+        ((), "abc", None),
+    ],
+)
+def test_a_stop_text_ends_the_reply_before_it_however_it_is_cut(
+    texts: tuple[str, ...], text: str, result: str | None
+) -> None:
+    for pieces in cuts(text):
+        stops = Stops(texts)
+        given = "".join(shown(stops, pieces))
+        assert (given, stops.found) == (text if result is None else result, result is not None)
+
+
+def test_only_what_may_begin_a_stop_text_is_held() -> None:
+    stops = Stops(("DEFGHIJ",))
+    assert shown(stops, ["ABC", "D", "E", "F", "X", "D", "EFG"]) == [
+        "ABC",
+        "",
+        "",
+        "",
+        "DEFX",
+        "",
+        "",
+        "DEFG",
+    ]
+    assert shown(Stops(("DEFGHIJ",)), ["ABC", "D", "EFGH", "IJK"]) == ["ABC", "", "", ""]
+
+
+def test_nothing_comes_after_a_stop_text() -> None:
+    stops = Stops(("b",))
+    assert [stops.add("ab"), stops.add("c"), stops.finish()] == ["a", "", ""]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.text("ab", max_size=4), max_size=8),
+    texts=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_texts_are_found_as_in_the_whole(pieces: list[str], texts: list[str]) -> None:
+    text = "".join(pieces)
+    ends = [end for end in range(len(text) + 1) if text[:end].endswith(tuple(texts))] if texts else []
+    stops = Stops(tuple(texts))
+    given = "".join(shown(stops, pieces))
+    if not ends:
+        assert (given, stops.found) == (text, False)
+    else:
+        longest = max(len(stop) for stop in texts if text[: ends[0]].endswith(stop))
+        assert (given, stops.found) == (text[: ends[0] - longest], True)

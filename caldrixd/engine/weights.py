@@ -1,0 +1,122 @@
+"""From scores to what a draw weighs them by.
+
+The exp of a library differs in its last bit between processors, and a draw beside a boundary would take
+another token for it. Here a power of two is a table's entry times a short polynomial (Tang, "Table-driven
+implementation of the exponential function in IEEE floating-point arithmetic", TOMS 15, 1989): additions and
+multiplications of float64, which IEEE 754 rounds alike everywhere. The table comes of integers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Scores = npt.NDArray[np.float64]
+Weights = npt.NDArray[np.float64]
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+CUBIC, SQUARE = LN_2 * LN_2 * LN_2 / 6, LN_2 * LN_2 / 2
+FINE = 11  # the table has the powers of 2 ** -FINE
+LEAST = -100.0  # the power of two that counts as none
+# Adding it leaves multiples of 2 ** -FINE, which then stand in the low bits.
+ROUNDER = 1.5 * 2.0 ** (52 - FINE)
+ROUNDER_BITS = int(np.float64(ROUNDER).view(np.int64))
+BLOCK = 1 << 14  # arrays of this many numbers stay in the second cache
+ROWS, FEW = 64, 4096
+
+
+def _powers() -> npt.NDArray[np.float64]:
+    """2 ** (i / 2 ** FINE), correctly rounded, by square roots and products of integers of 160 bits."""
+    scale = 160
+    root = 2 << scale
+    for _ in range(FINE):
+        root = math.isqrt(root << scale)
+    values, value = [], 1 << scale
+    for _ in range(1 << FINE):
+        values.append(value / (1 << scale))
+        value = value * root >> scale
+    return np.array(values)
+
+
+POWERS = _powers()
+
+
+def softmax(scores: Scores, temperature: float) -> Weights:
+    """exp((score - the highest) / temperature) of float64[n], less 2 ** LEAST; `temperature` over 0.
+
+    The exponential is right to one part in 10**13. The highest weighs 1, one below 2 ** LEAST nothing.
+    """
+    with np.errstate(over="ignore"):
+        bits = scores - scores.max()
+        bits /= temperature
+        bits *= LOG2_E
+    np.maximum(bits, LEAST, out=bits)
+    weights: Weights = np.empty_like(bits)
+    for start in range(0, len(bits), BLOCK):
+        _power(bits[start : start + BLOCK], weights[start : start + BLOCK])
+    weights -= 2.0**LEAST
+    return weights
+
+
+def _power(bits: Scores, out: Weights) -> None:
+    """out = 2 ** bits, from LEAST to 0."""
+    rounded = bits + ROUNDER
+    steps = rounded.view(np.int64) - ROUNDER_BITS
+    rounded -= ROUNDER
+    rest = np.subtract(bits, rounded, out=rounded)
+    np.multiply(rest, CUBIC, out=out)
+    out += SQUARE
+    out *= rest
+    out += LN_2
+    out *= rest
+    out += 1.0
+    out *= POWERS[steps & ((1 << FINE) - 1)]
+    exponents = out.view(np.int64)
+    exponents += (steps >> FINE) << 52
+
+
+def total(weights: Weights) -> float:
+    return float(np.cumsum(_column_sums(_columns(weights)))[-1])
+
+
+def drawn(weights: Weights, chance: float) -> int:
+    """The index at which `chance` (over 0, below 1) of all weight is passed; what weighs nothing is never it.
+
+    Many weights stand in ROWS rows and are passed column by column. Any order will do for a draw, and this
+    one adds few long rows where a sum in order of the index adds 150,000 numbers one after the other. No
+    library chooses the order of any sum.
+    """
+    columns = _columns(weights)
+    sums = _column_sums(columns)
+    passed = np.cumsum(sums)
+    target = chance * passed[-1]
+    column = _first_over(target, passed, sums)
+    if column:
+        target -= passed[column - 1]
+    inside = columns[:, column]
+    row = _first_over(target, np.cumsum(inside), inside)
+    return row * len(sums) + column
+
+
+def _columns(weights: Weights) -> Weights:
+    """float64[ROWS, n / ROWS] with zeros at the end; one row of few weights."""
+    rows = ROWS if len(weights) > FEW else 1
+    columns = np.zeros((rows, -(-len(weights) // rows)))
+    columns.reshape(-1)[: len(weights)] = weights
+    return columns
+
+
+def _column_sums(columns: Weights) -> Weights:
+    sums: Weights = columns[0].copy()
+    for row in columns[1:]:
+        sums += row
+    return sums
+
+
+def _first_over(target: float, passed: Weights, weights: Weights) -> int:
+    """The first index at which more than `target` is passed; the last with weight if rounding hides it."""
+    index = int(np.searchsorted(passed, target, side="right"))
+    return index if index < len(passed) else int(np.flatnonzero(weights)[-1])
