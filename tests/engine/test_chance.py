@@ -93,3 +93,11 @@ def test_what_weighs_nothing_is_never_drawn(size: int, chance: float) -> None:
         weights = np.zeros(size)
         weights[place] = 1e-30
         assert drawn(weights, chance) == place
+
+
+@pytest.mark.parametrize("size", [6, 6000])
+def test_a_chance_on_a_boundary_is_the_next_that_weighs(size: int) -> None:
+    weights = np.zeros(size)
+    weights[0] = weights[size - 1] = 1.0
+    assert drawn(weights, 0.5) == size - 1
+    assert drawn(weights, np.nextafter(0.5, 0)) == 0
