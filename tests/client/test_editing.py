@@ -53,6 +53,15 @@ def test_a_paste_of_five_lines_is_one_message(home: Home) -> None:
     assert [json.loads(line) for line in history(home).read_text().splitlines()] == [lines, lines + "!"]
 
 
+def test_a_paste_is_shown_line_by_line(home: Home) -> None:
+    with Peer(home.address, Model()), Screen(home, "run", "demo") as screen:
+        screen.ready()
+        screen.press(PASTE.format("one\rtwo\rthree"))
+        screen.expect("> one")
+        screen.expect(". two")
+        screen.expect(". three")
+
+
 def test_a_block_is_one_message_and_stays_open_while_enter_is_pressed(home: Home) -> None:
     assert chat(home, '"""\rone\r\r/two\r"""\r', UP + "\r") == ["one\n\n/two"] * 2
     assert [json.loads(line) for line in history(home).read_text().splitlines()] == ['"""\none\n\n/two\n"""']
