@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caldrix_client.commands.help import COMMANDS
 from caldrix_client.context import Context
-from caldrix_client.parse import SHELLS, Completion
+from caldrix_client.parse import Completion
 from caldrix_protocol.option import Option
 from caldrix_protocol.options import is_accepted, options_of
 
@@ -30,6 +30,12 @@ def _flags(command: str) -> list[Option]:
 
 def _spellings(option: Option) -> tuple[str, ...]:
     return (*option.aliases, option.name)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """What may follow a command that is written with a list of words: `bash|zsh|fish`."""
+    spelled = COMMANDS[command].spelled
+    return tuple(spelled.split("|")) if spelled[:1].isalpha() else ()
 
 
 def _takes_model(command: str) -> bool:
@@ -76,8 +82,9 @@ def _bash() -> str:
             values.append(f"        {names}) {offer}return ;;")
         if spelled := [name for option in _flags(command) for name in _spellings(option)]:
             flags.append(f"        '{command} -'*) _caldrix_offer -W '{' '.join(spelled)}' ;;")
-        if command == "completion":
-            flags.append(f"        '{command} '*) _caldrix_offer -W '{' '.join(SHELLS)}' ;;")
+        if _words(command):
+            offer = f"_caldrix_offer -W '{' '.join(_words(command))}'"
+            flags.append(f"        '{command} '*) ((COMP_CWORD == 2)) && {offer} ;;")
         elif _takes_model(command):
             flags.append(f"        '{command} '*) ((COMP_CWORD == 2)) && {{ {FILES}; }} ;;")
     return BASH.format(commands=" ".join(COMMANDS), values="\n".join(values), flags="\n".join(flags))
@@ -114,8 +121,8 @@ def _zsh() -> str:
     arguments = []
     for name in COMMANDS:
         specs = [spec for option in _flags(name) for spec in _zsh_specs(option)]
-        if name == "completion":
-            specs.append(f"'1:shell:({' '.join(SHELLS)})'")
+        if _words(name):
+            specs.append(f"'1:{COMMANDS[name].spelled}:({' '.join(_words(name))})'")
         elif _takes_model(name):
             specs.append("'1:model:_directories'")
         if specs:
@@ -150,8 +157,8 @@ def _fish() -> str:
         lines.append(f"complete -c caldrix -n __fish_use_subcommand -a {name} -d '{_quoted(command.doc)}'")
         within = f"complete -c caldrix -n '__fish_seen_subcommand_from {name}'"
         lines += [f"{within} {_fish_flag(option)} -d '{_quoted(option.doc)}'" for option in _flags(name)]
-        if name == "completion":
-            lines.append(f"{within} -a '{' '.join(SHELLS)}'")
+        if _words(name):
+            lines.append(f"{within} -a '{' '.join(_words(name))}'")
         elif _takes_model(name):
             lines.append(f"{within} -a '(__fish_complete_directories)'")
     return FISH + "\n".join(lines)

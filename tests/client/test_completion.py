@@ -60,6 +60,8 @@ def test_bash_completes_commands(completed: Complete) -> None:
     assert completed("") == list(COMMANDS)
     assert completed("ver") == ["version"]
     assert completed("completion", "") == list(SHELLS)
+    assert completed("models", "p") == ["plan", "pin"]
+    assert completed("models", "plan", "") == []
     assert completed("version", "") == []
 
 

@@ -75,6 +75,10 @@ def test_keys_edit_the_line(home: Home) -> None:
     assert chat(home, "wörld\x01hello \x05!\x7f?\r") == ["hello wörld?"]
 
 
+def test_ctrl_r_finds_what_was_typed(home: Home) -> None:
+    assert chat(home, "first\r", "other\r", "\x12fir\r\x05!\r") == ["first", "other", "first!"]
+
+
 def test_what_is_typed_during_an_answer_is_the_next_message(home: Home) -> None:
     typed = threading.Event()
 
