@@ -194,7 +194,8 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "lane/cpu-cache-open",
         RUN,
-        "compiled kernels are not loaded from {path}: it must be a directory of yours that nobody else can write",
+        "compiled kernels are not loaded from {path}: it must be a directory of yours "
+        "that nobody else can write",
     ),
     Row("lane/unsupported-op", RUN, "the {lane} lane has no variant of the op {op} for this model"),
     Row("detail/processor", STATUS, "{level}, {count} processors"),
@@ -408,8 +409,8 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "tokenizer/other-class",
         RUN,
-        "the {holder} has no tokenizer.json, and its tokenizer_config.json names {name}, whose vocab.json and "
-        "merges.txt inferno does not convert",
+        "the {holder} has no tokenizer.json, and its tokenizer_config.json names {name}, whose vocab.json "
+        "and merges.txt inferno does not convert",
     ),
     Row(
         "tokenizer/option",

@@ -24,7 +24,7 @@ from caldrix_protocol.messages import (
     Refusal,
     Status,
 )
-from caldrixd.lanes.cpu import MAX_ROWS
+from caldrixd.lanes.holding import MAX_ROWS
 from tests.daemon.conftest import LONG_CTX
 from tests.support.daemon import SECONDS, Daemon, Home, ask_raw, raw, running_daemon, text_of
 from tests.support.models import TINY, reference, tiny

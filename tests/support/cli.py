@@ -130,7 +130,7 @@ class Screen:
         err: int | None = None,
         **more: str,
     ) -> None:
-        """`typed`, `out` and `err` are descriptors that replace the terminal; a `typed` of -1 closes stdin."""
+        """`typed`, `out`, `err`: descriptors that replace the terminal; a `typed` of -1 closes stdin."""
         self.keys, self.terminal = pty.openpty()
         self.shown = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
