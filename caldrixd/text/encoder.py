@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from caldrixd.text.confined import Frame, limit_process, serve
+from caldrixd.text.templated import Templated
 
 MAX_TOKENS = 1 << 20
 MAX_ADDED_TOKENS = 1 << 16
@@ -72,8 +73,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self._model: tokenizers.Tokenizer | None = None
-        self._plain: tokenizers.Tokenizer | None = None
-        self._added: frozenset[int] = frozenset()
+        self._templated: Templated | None = None
 
     def answer(self, request: Frame) -> Frame:
         """Outcome and fields. The library's panics are BaseExceptions."""
@@ -81,7 +81,9 @@ class Encoder:
             if "source" in request:
                 return self._load(request["source"])
             if "marker" in request:
-                ids = self._shielded(request["text"], re.compile(request["marker"]), request["originals"])
+                assert self._templated is not None
+                marker = None if request["marker"] is None else re.compile(request["marker"])
+                ids = self._templated.ids(request["text"], marker, request["originals"])
             else:
                 assert self._model is not None
                 ids = self._model.encode(request["text"], add_special_tokens=request["special"]).ids
@@ -93,39 +95,16 @@ class Encoder:
 
     def _load(self, source: str) -> Frame:
         self._model = model = load(source)
-        # Shares the model; whatever is cut out before it is left out.
-        self._plain = plain = tokenizers.Tokenizer(model.model)
-        if model.normalizer is not None:
-            plain.normalizer = model.normalizer
-        if model.pre_tokenizer is not None:
-            plain.pre_tokenizer = model.pre_tokenizer
+        self._templated = Templated(model)
         decoder = None if model.decoder is None else json.loads(model.decoder.__getstate__())
         check_decoder(decoder)
         added = model.get_added_tokens_decoder()
-        self._added = frozenset(added)
         return {
             "outcome": "loaded",
             "vocabulary": model.get_vocab(with_added_tokens=True),
             "added": {id_: [token.content, token.special] for id_, token in added.items()},
             "decoder": decoder,
         }
-
-    def _shielded(self, text: str, marker: re.Pattern[str], originals: list[str]) -> list[int]:
-        """Added tokens cut a text before all else happens to it; what is between is encoded by itself."""
-        assert self._model is not None
-        ids: list[int] = []
-        position = 0
-        marked = self._model.encode(text, add_special_tokens=False)
-        for id_, (begin, end) in zip(marked.ids, marked.offsets, strict=True):
-            if id_ in self._added:
-                ids += [*self._restored(text[position:begin], marker, originals), id_]
-                position = end
-        return ids + self._restored(text[position:], marker, originals)
-
-    def _restored(self, piece: str, marker: re.Pattern[str], originals: list[str]) -> list[int]:
-        assert self._plain is not None
-        whole = marker.sub(lambda match: originals[int(match[1])], piece)
-        return self._plain.encode(whole, add_special_tokens=False).ids if whole else []
 
 
 def main() -> None:

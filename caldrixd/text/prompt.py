@@ -42,9 +42,11 @@ def build(
     raw: Sequence[Mapping[str, Any]] | None = None,
     ctx: int,
     max_tokens: int | None = None,
+    thinking: bool | None = None,
 ) -> Prompt:
     """The prompt of a conversation (`turns`) or of plain text (`raw`, content parts); one of them is given.
 
+    `thinking` asks the template for a reply with or without it; None for what it does by itself.
     Refused "message/too-long", "message/empty", "message/no-template", "template/..." or "tokenizer/...".
     """
     if turns is None:
@@ -53,7 +55,8 @@ def build(
         raise Refused("message/no-template")
     if not turns:
         raise Refused("message/empty")
-    return _Conversation(tokenizer, template, ctx, _answer_room(ctx, max_tokens)).prompt(turns_of(turns))
+    room = _answer_room(ctx, max_tokens)
+    return _Conversation(tokenizer, template, ctx, room, thinking).prompt(turns_of(turns))
 
 
 def _answer_room(ctx: int, max_tokens: int | None) -> int:
@@ -88,6 +91,7 @@ class _Conversation:
     template: ChatTemplate
     ctx: int
     room: int
+    thinking: bool | None
 
     def prompt(self, turns: tuple[Turn, ...]) -> Prompt:
         sizes = exchanges(turns)
@@ -112,19 +116,19 @@ class _Conversation:
         """Ids, None where the text is far too long; and whether the system text went into a user turn."""
         if not _countable("".join(turn.text for turn in turns), self.ctx):
             return None, False
-        added = self.tokenizer.added_tokens
-        shielded = None if added is None else shield(turns, added)
+        shielded = shield(turns, self.tokenizer.added_tokens, self.tokenizer.special_tokens)
         text, folded = self._render(turns if shielded is None else shielded.turns)
         if not _countable(text, self.ctx):
             return None, folded
         if shielded is None:
-            return self.tokenizer.encode(text, add_special=False), folded
-        return self.tokenizer.encode_shielded(text, shielded.marker, shielded.originals), folded
+            return self.tokenizer.encode_templated(text), folded
+        return self.tokenizer.encode_templated(text, shielded.marker, shielded.originals), folded
 
     def _render(self, turns: Sequence[Turn]) -> tuple[str, bool]:
         try:
-            return self.template.render([turn.message() for turn in turns]), False
+            return self.template.render([turn.message() for turn in turns], self.thinking), False
         except Refused as refused:
             if refused.code != "template/raised" or not any(turn.role == "system" for turn in turns):
                 raise
-            return self.template.render([turn.message() for turn in fold_system(turns)]), True
+            folded = [turn.message() for turn in fold_system(turns)]
+            return self.template.render(folded, self.thinking), True

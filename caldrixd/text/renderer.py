@@ -1,6 +1,6 @@
 """Renders chat templates, in a confined process: a template is code of a stranger.
 
-Run by template.py. Request: source, messages, variables, now. Answer: outcome, text.
+Run by template.py. Request: source, messages, variables, now, thinking. Answer: outcome, text.
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ def environment() -> ImmutableSandboxedEnvironment:
 def render(request: dict[str, Any], compiled: Callable[[str], jinja2.Template], limit: int) -> str:
     """The text of a request. TooLong above `limit` bytes, checked while the template runs."""
     now = datetime.fromisoformat(request["now"])
+    thinking = request.get("thinking")
     stream = compiled(request["source"]).generate(
         **request["variables"],
         messages=request["messages"],
         tools=None,
         documents=None,
         add_generation_prompt=True,
+        **({} if thinking is None else {"enable_thinking": thinking}),
         strftime_now=now.strftime,
     )
     pieces: list[str] = []

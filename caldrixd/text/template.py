@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import read_bytes, reason_of
+from caldrixd.json_file import read_bytes, read_object, reason_of
 from caldrixd.text.child import Broken, Child, Limits, OverMemory, TooSlow
-from caldrixd.text.config import read_config, special_token
+from caldrixd.text.config import MAX_BYTES, read_config, special_token
 
 MIB = 1 << 20
 MAX_SOURCE = 1 << 20
 FILE = "chat_template.jinja"
+OF_PROCESSOR = "chat_template.json"
 LIMITS = Limits(seconds=5, memory=512 * MIB, output=8 * MIB)
 _REFUSALS = {"raised": "template/raised", "failed": "template/failed", "invalid": "template/invalid"}
 
@@ -25,12 +26,15 @@ def load(
 ) -> ChatTemplate | None:
     """The template of a model directory, its renderer started; None where the model has none.
 
-    chat_template.jinja wins over tokenizer_config.json. Nothing is compiled yet.
+    chat_template.jinja wins over tokenizer_config.json, and that over chat_template.json, which is there for
+    pictures. Nothing is compiled yet.
     Refused "template/invalid" or "config/...".
     """
     config = read_config(directory)
     path = directory / FILE
     source = _text(read_bytes(path, MAX_SOURCE)) if path.exists() else _configured(config)
+    if source is None and (directory / OF_PROCESSOR).exists():
+        source = _configured(read_object(directory / OF_PROCESSOR, MAX_BYTES))
     if source is None:
         return None
     if len(source) > MAX_SOURCE:
@@ -73,13 +77,17 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._child = self._start()
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt of messages ({role, content}), ready for the model's answer. Refused "template/..."."""
+    def render(self, messages: Sequence[Mapping[str, str]], thinking: bool | None = None) -> str:
+        """The prompt of messages ({role, content}), ready for the model's answer. Refused "template/...".
+
+        `thinking` is the template's enable_thinking; None leaves it undefined.
+        """
         request = {
             "source": self._source,
             "messages": [dict(message) for message in messages],
             "variables": self._variables,
             "now": self._clock().isoformat(),
+            "thinking": thinking,
         }
         with self._lock:
             if not self._child.alive:

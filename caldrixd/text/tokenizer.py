@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,22 +95,28 @@ class Tokenizer:
         return default if found is None or found >= self._vocab_size else found
 
     @cached_property
-    def added_tokens(self) -> re.Pattern[str] | None:
-        """Finds whatever `encode` would read as an added token; None where the tokenizer has none."""
-        added = self._vocabulary.added.values()
-        contents = sorted((content for content, _ in added if content), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, contents))) if contents else None
+    def added_tokens(self) -> re.Pattern[str]:
+        """Finds whatever `encode` would read as an added token, but for those that are spaces."""
+        return _any_of(content for content, _ in self._vocabulary.added.values())
+
+    @cached_property
+    def special_tokens(self) -> re.Pattern[str]:
+        """Finds whatever `encode` would read as a special token."""
+        return _any_of(content for content, special in self._vocabulary.added.values() if special)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Special tokens written in the text become such; `add_special` adds the tokenizer's own rule."""
         return self._ids({"text": text, "special": add_special})
 
-    def encode_shielded(self, text: str, marker: re.Pattern[str], originals: Sequence[str]) -> list[int]:
-        """Encode text in which `marker` stands for `originals` that must not become added tokens.
+    def encode_templated(
+        self, text: str, marker: re.Pattern[str] | None = None, originals: Sequence[str] = ()
+    ) -> list[int]:
+        """Encode what a chat template made: only added tokens that it has letter by letter become such.
 
-        The marker's first group is the index into `originals`.
+        `marker` stands for `originals`, which never become added tokens; its first group is the index.
         """
-        return self._ids({"text": text, "marker": marker.pattern, "originals": list(originals)})
+        pattern = None if marker is None else marker.pattern
+        return self._ids({"text": text, "marker": pattern, "originals": list(originals)})
 
     def _ids(self, request: dict[str, Any]) -> list[int]:
         with self._lock:
@@ -155,6 +161,12 @@ class Tokenizer:
             return False
         token = self._vocabulary.tokens.get(id_)
         return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _any_of(contents: Iterable[str]) -> re.Pattern[str]:
+    """Finds the longest of the contents; those without a letter to see are left out."""
+    longest_first = sorted(filter(str.strip, contents), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _decoder(state: Any) -> Any:

@@ -74,12 +74,16 @@ class Shield:
     originals: tuple[str, ...]
 
 
-def shield(turns: Sequence[Turn], added_tokens: re.Pattern[str]) -> Shield | None:
+def shield(
+    turns: Sequence[Turn], added_tokens: re.Pattern[str], special_tokens: re.Pattern[str]
+) -> Shield | None:
     """Replace added tokens that users or the system text wrote; None where there are none.
 
+    Of replies only special tokens are replaced: no such token has a text in one, so these were spelled out.
     The stand-in is a number between two private-use characters that occur nowhere in the turns.
     """
-    if not any(turn.role != "assistant" and added_tokens.search(turn.text) for turn in turns):
+    patterns = [special_tokens if turn.role == "assistant" else added_tokens for turn in turns]
+    if not any(pattern.search(turn.text) for turn, pattern in zip(turns, patterns, strict=True)):
         return None
     used = set().union(*(turn.text for turn in turns))
     begin, end = [chr(code) for code in range(0xF0000, 0x10FFFE) if chr(code) not in used][:2]
@@ -90,7 +94,7 @@ def shield(turns: Sequence[Turn], added_tokens: re.Pattern[str]) -> Shield | Non
         return f"{begin}{len(originals) - 1}{end}"
 
     shielded = tuple(
-        turn if turn.role == "assistant" else replace(turn, text=added_tokens.sub(stand_in, turn.text))
-        for turn in turns
+        replace(turn, text=pattern.sub(stand_in, turn.text))
+        for turn, pattern in zip(turns, patterns, strict=True)
     )
     return Shield(shielded, re.compile(f"{begin}([0-9]+){end}"), tuple(originals))

@@ -56,6 +56,16 @@ def test_what_templates_use(make_template: MakeTemplate, source: str, expected: 
 
 
 @pytest.mark.parametrize(
+    ("thinking", "expected"), [(None, "False"), (True, "True True"), (False, "True False")]
+)
+def test_thinking_is_undefined_on_or_off(
+    make_template: MakeTemplate, thinking: bool | None, expected: str
+) -> None:
+    loaded = make_template("{{ enable_thinking is defined }} {{ enable_thinking }}")
+    assert loaded.render(USER, thinking).strip() == expected
+
+
+@pytest.mark.parametrize(
     ("call", "arguments"),
     [
         ("tojson", {}),
@@ -378,6 +388,25 @@ def test_a_template_that_cannot_be_read(tmp_path: Path, name: str, content: byte
     with pytest.raises(Refused) as caught:
         template.load(tmp_path)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"), [({"chat_template": "a"}, "a"), ({}, "b"), ({"chat_template": []}, "b")]
+)
+def test_the_template_beside_a_processor_is_the_last(
+    tmp_path: Path, config: dict[str, Any], expected: str
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "b"}))
+    loaded = template.load(tmp_path)
+    assert loaded is not None
+    assert loaded.render(USER) == expected
+    loaded.close()
+    (tmp_path / "chat_template.jinja").write_text("c")
+    loaded = template.load(tmp_path)
+    assert loaded is not None
+    assert loaded.render(USER) == "c"
+    loaded.close()
 
 
 def test_the_tiny_models_template() -> None:

@@ -7,6 +7,7 @@ import re
 from caldrixd.text.turns import Turn, drop_oldest, exchanges, fold_system, shield, turns_of
 
 SYSTEM, USER, ANSWER = "system", "user", "assistant"
+NOTHING = re.compile("(?!)")
 
 
 def turns(*pairs: tuple[str, str]) -> tuple[Turn, ...]:
@@ -43,20 +44,29 @@ def test_the_system_text_moves_to_the_top_of_the_first_user_turn() -> None:
 
 def test_a_shield_stands_in_for_what_users_wrote() -> None:
     tokens = re.compile(re.escape("<end>") + "|" + re.escape("<e"))
-    assert shield(turns((USER, "a < b"), (ANSWER, "<end>")), tokens) is None
-    shielded = shield(turns((SYSTEM, "<e"), (USER, "a<end>b<end>"), (ANSWER, "<end>")), tokens)
+    special = re.compile(re.escape("<e"))
+    assert shield(turns((USER, "a < b"), (ANSWER, "<b>")), tokens, special) is None
+    shielded = shield(turns((SYSTEM, "<e"), (USER, "a<end>b<end>"), (ANSWER, "<b>")), tokens, special)
     assert shielded is not None
     assert shielded.originals == ("<e", "<end>", "<end>")
-    assert shielded.turns[2].text == "<end>"
+    assert shielded.turns[2].text == "<b>"
     restored = [
         shielded.marker.sub(lambda match: shielded.originals[int(match[1])], turn.text)
         for turn in shielded.turns
     ]
-    assert restored == ["<e", "a<end>b<end>", "<end>"]
+    assert restored == ["<e", "a<end>b<end>", "<b>"]
+
+
+def test_of_a_reply_only_special_tokens_are_shielded() -> None:
+    tokens, special = re.compile("<end>|<b>"), re.compile("<end>")
+    assert shield(turns((ANSWER, "<b>")), tokens, special) is None
+    shielded = shield(turns((ANSWER, "<b><end>")), tokens, special)
+    assert shielded is not None
+    assert shielded.originals == ("<end>",)
 
 
 def test_a_stand_in_cannot_be_forged() -> None:
     first = "".join(map(chr, range(0xF0000, 0xF0004)))
-    shielded = shield(turns((USER, f"\U000f00000\U000f0001{first}<end>")), re.compile("<end>"))
+    shielded = shield(turns((USER, f"\U000f00000\U000f0001{first}<end>")), re.compile("<end>"), NOTHING)
     assert shielded is not None
     assert len(shielded.marker.findall(shielded.turns[0].text)) == 1
