@@ -11,6 +11,7 @@ from caldrix_client.interrupts import Interrupts
 from caldrix_client.parse import Run
 from caldrix_client.sampling import Sampling
 from caldrix_client.terminal import Terminal
+from caldrix_client.thinking import Thinking, said
 from caldrix_protocol.messages import Delta, Done, Generate, Notice, Opened, Timings
 from caldrix_protocol.refusals import Refused, sentence
 
@@ -23,6 +24,11 @@ class Answer(NamedTuple):
     text: str
     done: Done
     interrupted: bool
+
+    @property
+    def said(self) -> str:
+        """The text without the thinking before it: what a conversation keeps."""
+        return said(self.text)
 
 
 class Speaker(NamedTuple):
@@ -63,6 +69,7 @@ class Speaker(NamedTuple):
         packed = pack_raw(message) if self.plain_text else conversation.pack(message)
         request = self._request(packed, sampling)
         text = []
+        thinking = Thinking()
         done = Done()
         dropping_said = False
         complete = False
@@ -72,7 +79,7 @@ class Speaker(NamedTuple):
                     if type(event) is Delta:
                         text.append(event.text)
                         if not self.command.json:
-                            self.terminal.answer(event.text)
+                            self._show(*thinking.add(event.text))
                     elif type(event) is Done:
                         done = event
                         complete = event.finish_reason != "cancelled"
@@ -84,6 +91,7 @@ class Speaker(NamedTuple):
                     raise KeyboardInterrupt from None
                 raise
             finally:
+                self._show("", "" if self.command.json else thinking.finish())
                 self.terminal.end_answer(complete=complete and not self.command.json)
         if done.dropped_turns and not dropping_said:
             self.terminal.say(sentence("notice/dropped-turns", count=done.dropped_turns))
@@ -94,7 +102,12 @@ class Speaker(NamedTuple):
 
     def _request(self, packed: Packed, sampling: Sampling) -> Generate:
         handle, stop = self.opened.handle, self.command.stop
-        return Generate(handle, packed.turns, packed.raw, self.limit, stop=stop, **sampling._asdict())
+        think, knobs = self.command.think, sampling._asdict()
+        return Generate(handle, packed.turns, packed.raw, self.limit, stop=stop, thinking=think, **knobs)
+
+    def _show(self, thinking: str, text: str) -> None:
+        self.terminal.answer(thinking, dim=True)
+        self.terminal.answer(text)
 
     def _say_if_full(self, done: Done) -> None:
         """Say that the context, and not --max-tokens, ended the answer."""

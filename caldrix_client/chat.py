@@ -64,13 +64,13 @@ class Chat:
         self._conversation.drop(answer.done.dropped_turns)
         timings = answer.done.timings
         dropped = self._conversation.keep(
-            Exchange(text, answer.text, timings.prompt_tokens + timings.reply_tokens)
+            Exchange(text, answer.said, timings.prompt_tokens + timings.reply_tokens)
         )
         if dropped:
             self._terminal.say(sentence("notice/forgotten-turns", count=dropped))
         if answer.interrupted and not self._terminal.interactive:
             raise KeyboardInterrupt
-        return bool(answer.text)
+        return bool(answer.said)
 
     def _obey(self, name: str, argument: str | None) -> None:
         if name in KNOBS:

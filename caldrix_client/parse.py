@@ -22,6 +22,7 @@ class Run(NamedTuple):
     prompt: str | None
     stdin: bool
     system: str | None
+    think: bool | None
     max_tokens: int | None
     ctx: int | None
     backend: str

@@ -23,6 +23,8 @@ ANSWER = 1
 MESSAGES = 2
 PREFIX = "caldrix: "
 ERASE_LINE = "\r\x1b[K"
+DIM = "\x1b[2m"
+NOT_DIM = "\x1b[22m"
 PROMPT = "> "
 CONTINUED = ". "  # before the further lines of a message
 READ_SIZE = 1 << 16
@@ -78,14 +80,18 @@ class Terminal:
         """Let the editing keys find what was typed in earlier chats, and later ones what is typed in this."""
         self._history = history
 
-    def answer(self, text: str) -> None:
-        """Show a piece of a model's answer at once. Raises OutputClosed, or Refused (client/output)."""
+    def answer(self, text: str, *, dim: bool = False) -> None:
+        """Show a piece of a model's answer at once, `dim` where the screen can do that.
+
+        Raises OutputClosed, or Refused (client/output).
+        """
         if not text:
             return
         self.clear()
         self._answered = True  # before the write: a signal may come at once after it
         self._midline = not text.endswith("\n")
-        _write_answer(safe(text) if self._answer_on_screen else text)
+        shown = safe(text) if self._answer_on_screen else text
+        _write_answer(f"{DIM}{shown}{NOT_DIM}" if dim and self._answer_on_screen and self._styled else shown)
 
     def end_answer(self, *, complete: bool) -> None:
         """Finish the answer with a newline if it lacks one; of one cut short only if it has text at all."""

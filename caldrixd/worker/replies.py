@@ -66,6 +66,7 @@ class Reply:
             raw=None if request.raw is None else with_texts(request.raw, blobs),
             ctx=self._begin.ctx,
             max_tokens=request.max_tokens,
+            thinking=request.thinking,
         )
         self._prompt_ids, self._dropped_turns = built.ids, built.dropped_turns
         self._max_tokens = request.max_tokens

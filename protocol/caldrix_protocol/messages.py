@@ -121,7 +121,7 @@ class Generate(NamedTuple):
     Special tokens written in `raw` are parsed as such, and the tokenizer's own BOS rule applies.
     `max_tokens` nil means until the end token or a full context. `temperature` 0 takes the most likely token
     of those that the other knobs leave; without a `seed` each reply draws from fresh entropy. The reply ends
-    before the first of the `stop` texts.
+    before the first of the `stop` texts. `thinking` asks the chat template for a reply with or without it.
     """
 
     handle: Annotated[int, _ID]
@@ -135,6 +135,7 @@ class Generate(NamedTuple):
     repetition_penalty: Annotated[float, above_zero(MAX_FLOAT)] = 1.0
     seed: Annotated[int | None, _SEED] = None
     stop: Annotated[tuple[str, ...], list_of(text(MAX_STOP, least=1), MAX_STOPS)] = ()
+    thinking: Annotated[bool | None, optional(flag())] = None
 
 
 class Blob(NamedTuple):
@@ -461,6 +462,7 @@ SINCE: dict[type[Any], dict[str, int]] = {
         "repetition_penalty": 1,
         "seed": 1,
         "stop": 1,
+        "thinking": 1,
     },
     Done: {"seed": 1},
     Pull: {"model": 1},

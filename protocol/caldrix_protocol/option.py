@@ -75,6 +75,12 @@ def stop(text: str) -> str:
     return text
 
 
+def think(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise Refused("usage/think", value=text)
+    return text == "on"
+
+
 def integer(code: str, high: int, low: int = 1) -> Callable[[str], int]:
     """A decimal integer from `low` to `high`, refused with the row `code`."""
 

@@ -25,6 +25,7 @@ from caldrix_protocol.option import (
     stop,
     switch,
     temperature,
+    think,
     top_k,
     top_p,
     words,
@@ -85,6 +86,14 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "none",
         "the system message, as text or as @ and the name of a file that holds it",
+    ),
+    Option(
+        "--think",
+        "on|off",
+        think,
+        None,
+        "what the model does by itself",
+        "ask a model that can think before it answers to do so or not; others are the same with it",
     ),
     Option(
         "--max-tokens",

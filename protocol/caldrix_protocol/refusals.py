@@ -69,6 +69,7 @@ _TABLE: tuple[Row, ...] = (
     Row("usage/min-p", USAGE, "{name} must be a number from 0 to 1, got {value}"),
     Row("usage/repetition-penalty", USAGE, "{name} must be a finite number over 0, got {value}"),
     Row("usage/stop", USAGE, "--stop needs a text of 1 to {limit} bytes"),
+    Row("usage/think", USAGE, "--think must be on or off, got {value}"),
     Row("usage/empty-prompt", USAGE, "-p needs a prompt that is not empty"),
     Row("usage/stdin-empty", USAGE, "{flag}: standard input is empty"),
     Row("usage/stdin-alone", USAGE, "--stdin needs -p TEXT, which it appends to"),

@@ -35,7 +35,7 @@ SAMPLES: tuple[m.Message, ...] = (
         "x86-64-v3",
         "c",
     ),
-    m.Generate(7, _TURNS, None, 2**40, 0.75, 40, 0.95, 0.05, 1.125, 2**64 - 1, ("\n\n", "é")),
+    m.Generate(7, _TURNS, None, 2**40, 0.75, 40, 0.95, 0.05, 1.125, 2**64 - 1, ("\n\n", "é"), False),
     m.Blob(3, bytes(range(256))),
     m.Cancel(),
     m.Ps(),

@@ -74,6 +74,8 @@ def refusal(flag: str, text: str | None = None, command: str = "run") -> Refused
         ("--seed", "0", 0),
         ("--seed", "18446744073709551615", 2**64 - 1),
         ("--stop", " ", " "),
+        ("--think", "on", True),
+        ("--think", "off", False),
         ("--stop", "é" * 512, "é" * 512),
         ("--draft-model", "demo", "demo"),
         ("--max-context", "1", 1),
@@ -358,6 +360,7 @@ def test_defaults_are_keyed_by_name() -> None:
         "prompt": None,
         "stdin": False,
         "system": None,
+        "think": None,
         "max_tokens": None,
         "ctx": None,
         "backend": "auto",
@@ -407,6 +410,7 @@ def test_flags_agree_with_the_message_they_travel_in() -> None:
     assert checked["threads"](read("--threads", "256")) == 256
     generate = m.checks(m.Generate)
     knobs = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+    assert m.Generate._field_defaults["thinking"] == defaults("run")["think"]
     assert [m.Generate._field_defaults[key] for key in knobs] == [defaults("run")[key] for key in knobs]
     assert generate["top_k"](read("--top-k", "2147483647")) == 2**31 - 1
     assert generate["seed"](read("--seed", str(2**64 - 1))) == 2**64 - 1
