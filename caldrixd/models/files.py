@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -20,9 +22,15 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+ -]{0,200}\.safetensors")
 def weight_files(directory: Path) -> tuple[str, ...]:
     """The weight files of a model directory, see `choose`. Refused also "model/not-readable"."""
     try:
-        names = [path.name for path in directory.iterdir() if path.exists()]
+        there = {path.name: path.exists() for path in directory.iterdir()}
     except OSError as error:
         raise Refused("model/not-readable", path=directory, reason=reason_of(error)) from None
+    names = [name for name, exists in there.items() if exists]
+    # Without the file that a link has lost, another would be taken for the whole model.
+    lost = sorted(name for name, exists in there.items() if not exists and name.endswith(".safetensors"))
+    if SINGLE in lost or (lost and INDEX not in names and SINGLE not in names):
+        path = directory / (SINGLE if SINGLE in lost else lost[0])
+        raise Refused("model/not-readable", path=path, reason=os.strerror(errno.ENOENT))
     return choose(directory, names)
 
 

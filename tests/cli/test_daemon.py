@@ -10,11 +10,12 @@ import pytest
 
 from caldrix_client.connect import Patience, attach, holder
 from caldrix_protocol.refusals import Refused
+from caldrixd.models.aliases import NAMES
 from tests.support.cli import Home, finish
 from tests.support.daemon import await_end
 
 HERD = 50
-UNKNOWN = "caldrix: nope is not a directory, an alias (demo) or a Hugging Face repo id\n"
+UNKNOWN = f"caldrix: nope is not a directory, an alias ({', '.join(NAMES)}) or a Hugging Face repo id\n"
 
 
 def start_daemon(home: Home) -> int:

@@ -162,7 +162,6 @@ def test_a_file_name_that_is_no_text_is_refused_all_the_same(daemon: Daemon, tmp
     ("model", "settings", "code"),
     [
         ("/nowhere/at/all", {}, "model/no-such-directory"),
-        ("owner/name", {}, "model/hub-not-yet"),
         ("no model", {}, "model/not-a-model"),
         ("/tmp", {}, "model/missing-files"),
         (str(tiny("tiny-llama")), {"ctx": 4096}, "run/ctx-too-long"),
