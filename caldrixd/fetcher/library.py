@@ -262,7 +262,8 @@ class Hub:
 def _no_file_over(size: int) -> Iterator[None]:
     """Let no file of this process grow over that many bytes, however much a host sends."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    most = size if before[1] == resource.RLIM_INFINITY else min(size, before[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         yield
     finally:

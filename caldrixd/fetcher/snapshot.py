@@ -142,6 +142,9 @@ class Snapshot:
             return
         self._remove(path)
         self._hub.download(name, self._listing.commit)
+        if not transfer.is_whole(path, file):
+            self._remove(path)
+            raise Refused("hub/digest", file=name)
         self._say_downloaded(file)
 
     def _read(self, name: str, limit: int) -> bytes:

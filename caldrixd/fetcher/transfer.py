@@ -141,6 +141,13 @@ class Sink:
         )
 
 
+def is_whole(path: Path, file: File) -> bool:
+    """Whether what is at `path` has the digest of a small file."""
+    digest = _new_digest(file)
+    digest.update(path.read_bytes())
+    return bool(digest.hexdigest() == file.digest)
+
+
 def _new_digest(file: File) -> Any:
     """SHA-256, or git's SHA-1 of a blob, whichever the hub names the file by."""
     if len(file.digest) == 64:

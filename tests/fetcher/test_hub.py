@@ -188,6 +188,16 @@ def test_a_small_weight_file_is_checked_by_its_git_digest(tmp_path: Path) -> Non
         assert whole(cache, repo)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_small_file_is_checked_by_its_digest_and_not_kept(cache: Cache, name: str) -> None:
+    cache.server.fail("altered", name, at=REPO.files[name].size // 2, times=1)
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/digest"
+    assert cache.fetch()[0] == Done()
+    assert whole(cache, REPO)
+
+
 def test_a_blob_that_is_there_is_only_linked(cache: Cache) -> None:
     cache.fetch()
     (cache.snapshot(REPO) / WEIGHTS).unlink()
