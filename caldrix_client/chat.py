@@ -29,26 +29,23 @@ class Chat:
         refused_any = False
         while True:
             try:
-                entered = self._entered()
-                if entered is None:
-                    return 1 if refused_any and not self._terminal.interactive else 0
-                self._take(entered)
+                self._take(self._entered())
+            except EOFError:
+                return 1 if refused_any and not self._terminal.interactive else 0
             except Refused as refused:
                 if refused.kind == RUN:
                     raise
                 self._terminal.say(refused.text)
                 refused_any = True
 
-    def _entered(self) -> str | None:
-        """None when the user leaves: at the end of input, or with Ctrl-C at the prompt."""
+    def _entered(self) -> str:
+        """EOFError when the user leaves: at the end of input, or with Ctrl-C at the prompt."""
         try:
             return self._terminal.ask()
-        except EOFError:
-            return None
         except KeyboardInterrupt:
             if not self._terminal.interactive:
                 raise
-            return None
+            raise EOFError from None
 
     def _take(self, entered: str) -> None:
         """Answer a message or obey a command; an empty line is nothing."""
@@ -117,6 +114,9 @@ class Chat:
     def help(self, _: str | None) -> None:
         self._terminal.say(slash.help_text())
 
+    def quit(self, _: str | None) -> None:
+        raise EOFError
+
 
 KNOBS = ("/temperature", "/top-k", "/top-p", "/min-p", "/repetition-penalty", "/seed")
 ACTIONS: dict[str, Callable[[Chat, str | None], None]] = {
@@ -127,4 +127,5 @@ ACTIONS: dict[str, Callable[[Chat, str | None], None]] = {
     "/context": Chat.context,
     "/sampling": Chat.sampling,
     "/help": Chat.help,
+    "/quit": Chat.quit,
 }

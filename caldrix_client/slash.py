@@ -47,7 +47,10 @@ COMMANDS: dict[str, Command] = {
     "/sampling": Command("", "show all six of these"),
     "/image": Command("PATH", "", "usage/not-available"),
     "/help": Command("", "show this list"),
+    "/quit": Command("", "end the chat, as Ctrl-D does; /exit does it too"),
 }
+
+SAME_AS = {"/exit": "/quit"}
 
 
 def parse(entered: str) -> Say | Order:
@@ -60,6 +63,7 @@ def parse(entered: str) -> Say | Order:
     if entered.startswith("//"):
         return Say(entered[1:])
     name, *rest = entered.split(None, 1)
+    name = SAME_AS.get(name, name)
     argument = rest[0].strip() if rest else None
     command = COMMANDS.get(name)
     if command is None:
@@ -89,4 +93,4 @@ def _nearest(name: str) -> str:
     from difflib import get_close_matches  # only for a mistake: it costs more than this module
 
     offered = [known for known, command in COMMANDS.items() if command.refused is None]
-    return (get_close_matches(name.lower(), offered, 1, 0.0) or ["/help"])[0]
+    return (get_close_matches(name.lower(), offered, 1, 0.5) or ["/help"])[0]

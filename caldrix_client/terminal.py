@@ -134,8 +134,9 @@ class Terminal:
         text = self._meter.text(what, done, total, unit, time.monotonic())
         line = safe(PREFIX + text).replace("\n", " ")[: _columns() - 1]
         if line != self._progress:
-            _write_message(ERASE_LINE + line)
+            # First, so that a signal in between leaves nothing on the screen.
             self._progress = line
+            _write_message(ERASE_LINE + line)
 
     def ask(self) -> str:
         """The next thing entered: a line of input without its end, or the lines of a block.

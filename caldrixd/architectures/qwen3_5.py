@@ -24,6 +24,7 @@ from caldrixd.architectures.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, F
 from caldrixd.spec import DeltaNet, ModelSpec
 
 MAX_TAPS = 64
+VECTOR = 16
 
 # What an absent field means to transformers.
 ABSENT = {
@@ -75,6 +76,14 @@ def _layer_types(fields: Fields) -> tuple[str, ...]:
     return listed or tuple(LINEAR if (n + 1) % interval else FULL for n in range(layers))
 
 
+def _head_dim(fields: Fields, name: str) -> int:
+    """The delta rule's kernels take whole vectors of numbers."""
+    value = fields.integer(name, VECTOR, MAX_HEAD_DIM)
+    if value % VECTOR:
+        raise fields.refused("config/range", name, f"a multiple of {VECTOR}, from {VECTOR} to {MAX_HEAD_DIM}")
+    return value
+
+
 def _delta_net(fields: Fields) -> DeltaNet:
     key_heads = fields.integer("linear_num_key_heads", 1, MAX_HEADS)
     value_heads = fields.integer("linear_num_value_heads", 1, MAX_HEADS)
@@ -85,6 +94,6 @@ def _delta_net(fields: Fields) -> DeltaNet:
         taps=fields.integer("linear_conv_kernel_dim", 2, MAX_TAPS),
         key_heads=key_heads,
         value_heads=value_heads,
-        key_dim=fields.integer("linear_key_head_dim", 1, MAX_HEAD_DIM),
-        value_dim=fields.integer("linear_value_head_dim", 1, MAX_HEAD_DIM),
+        key_dim=_head_dim(fields, "linear_key_head_dim"),
+        value_dim=_head_dim(fields, "linear_value_head_dim"),
     )

@@ -267,7 +267,8 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "hub/unreachable",
         RUN,
-        "{model}: the hub at {host} cannot be reached: {reason}",
+        "{model}: the hub at {host} cannot be reached: {reason}; check the network and the proxy "
+        "variables; a model directory and `demo` need no hub",
     ),
     Row("hub/timeout", RUN, "{model}: {host} did not answer within {seconds} s"),
     Row(
@@ -602,7 +603,7 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "status/compiling",
         STATUS,
-        "compiling the kernels for this machine; this happens once and takes some seconds",
+        "compiling the kernels for this machine; this happens once and takes up to half a minute",
     ),
     Row("status/compiled", STATUS, "kernels compiled in {seconds} s"),
     Row("status/loading", STATUS, "loading {model} ({size} MB)"),

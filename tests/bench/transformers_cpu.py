@@ -43,8 +43,9 @@ class Transformers:
     def feed(self, tokens: Sequence[int], start: int) -> None:
         if start == 0 or self._cache is None:
             self._cache = self._library.DynamicCache(config=self._model.config)
-        elif self._cache.get_seq_length() != start:
-            self._cache.crop(start)
+        elif surplus := self._cache.get_seq_length() - start:
+            # A number of tokens to remove; a length is not understood by all versions.
+            self._cache.crop(-surplus)
         with self._torch.inference_mode(), warnings.catch_warnings():
             # Its own names change from version to version; the older one is understood by all.
             warnings.simplefilter("ignore", FutureWarning)

@@ -71,3 +71,8 @@ def test_every_command_stands_in_the_documentation() -> None:
     for name, command in slash.COMMANDS.items():
         takes = command.takes.replace("|", "\\|")
         assert f"`{f'{name} {takes}'.rstrip()}`" in table
+
+
+@pytest.mark.parametrize("entered", ["/quit", "/exit"])
+def test_what_ends_a_chat(entered: str) -> None:
+    assert slash.parse(entered) == slash.Order("/quit", None)

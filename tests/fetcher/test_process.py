@@ -44,8 +44,9 @@ async def downloads(seconds: float = 30.0) -> AsyncIterator[Fetches]:
 
 
 def children() -> list[int]:
-    """The processes that this one has started and that are still there."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    """The fetchers that this process has started; other tests leave it other children."""
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in pids if b"caldrixd.fetcher" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 class Client:

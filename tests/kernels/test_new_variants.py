@@ -99,9 +99,11 @@ def test_routing_of_scores_that_are_not_finite_ends(bad: float) -> None:
     for places in ([0], [5], [19], range(20)):
         scores = np.arange(20, dtype=np.float32)
         scores[list(places)] = bad
-        ids = route(scores, 5, 1)[0].tolist()
+        found, weights = route(scores, 5, 1)
+        ids = found.tolist()
         assert ids == sorted(set(ids))
         assert 0 <= ids[0] <= ids[-1] < 20
+        assert np.isnan(weights).all() == np.isnan(bad)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 8])

@@ -30,8 +30,8 @@ QWEN3_5: dict[str, Any] = {
     "head_dim": 8,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 3,
-    "linear_value_head_dim": 5,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 48,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 WITHOUT_BIAS = (MISTRAL, QWEN3, MOE, QWEN3_5)
@@ -223,6 +223,8 @@ def test_numbers_of_the_text_part_are_refused_with_their_section(model: ModelDir
     for field, value, code in (
         ("hidden_size", 0, "config/range"),
         ("linear_key_head_dim", -1, "config/range"),
+        ("linear_key_head_dim", 24, "config/range"),
+        ("linear_value_head_dim", 5, "config/range"),
         ("attention_bias", "x", "config/type"),
         ("quantization_config", {"quant_method": "fp8"}, "config/quantised"),
         ("auto_map", {"AutoModel": "modeling.Model"}, "config/runs-code"),
@@ -423,14 +425,14 @@ def test_the_shapes_of_a_gated_delta_net(model: ModelDirectory) -> None:
     shapes = {weight.name: weight.shape for weight in FAMILIES[spec.architecture].build(spec).weights}
     expected = {
         "linear_attn.A_log": (4,),
-        "linear_attn.conv1d.weight": (32, 1, 4),
+        "linear_attn.conv1d.weight": (256, 1, 4),
         "linear_attn.dt_bias": (4,),
         "linear_attn.in_proj_a.weight": (4, 8),
         "linear_attn.in_proj_b.weight": (4, 8),
-        "linear_attn.in_proj_qkv.weight": (2 * 2 * 3 + 4 * 5, 8),
-        "linear_attn.in_proj_z.weight": (20, 8),
-        "linear_attn.norm.weight": (5,),
-        "linear_attn.out_proj.weight": (8, 20),
+        "linear_attn.in_proj_qkv.weight": (2 * 2 * 16 + 4 * 48, 8),
+        "linear_attn.in_proj_z.weight": (192, 8),
+        "linear_attn.norm.weight": (48,),
+        "linear_attn.out_proj.weight": (8, 192),
         "input_layernorm.weight": (8,),
         "post_attention_layernorm.weight": (8,),
         "mlp.gate_proj.weight": (12, 8),

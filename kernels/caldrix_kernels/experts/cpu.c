@@ -4,6 +4,8 @@
 #include "vector.h"
 
 #include <float.h>
+#include <math.h>
+#include <stdbool.h>
 
 // Stands for the score of an expert that was picked, or is none.
 #define PICKED (-__builtin_inff())
@@ -56,6 +58,8 @@ static void insert(int64_t ids, int64_t weights, int64_t picked, int64_t id, flo
 void route_row(
     int64_t scores, int64_t experts, int64_t top_k, int64_t normalise, int64_t ids, int64_t weights)
 {
+    bool spoiled = false;
+    for (int64_t i = 0; i < experts; i++) spoiled |= isnan(load_f32(scores + 4 * i));
     float highest = make_finite(scores, experts), total = sum_of_powers(scores, highest, experts);
     for (int64_t picked = 0; picked < top_k; picked++) {
         int64_t best = largest(scores, experts);
@@ -63,10 +67,13 @@ void route_row(
         store_f32(scores + best * 4, PICKED);
         insert(ids, weights, picked, best, power / total);
     }
-    if (normalise != 1) return;
-    total = 0.0f;
-    for (int64_t i = 0; i < top_k; i++) total += load_f32(weights + i * 4);
-    for (int64_t i = 0; i < top_k; i++) store_f32(weights + i * 4, load_f32(weights + i * 4) / total);
+    if (normalise == 1) {
+        total = 0.0f;
+        for (int64_t i = 0; i < top_k; i++) total += load_f32(weights + i * 4);
+        for (int64_t i = 0; i < top_k; i++) store_f32(weights + i * 4, load_f32(weights + i * 4) / total);
+    }
+    if (spoiled)
+        for (int64_t i = 0; i < top_k; i++) store_f32(weights + i * 4, NAN);
 }
 
 // out[0:width] += the sum over i < top_k, in order, of weights[i] times row places[i] of `parts`.

@@ -111,8 +111,13 @@ def route_row(scores, experts, top_k, normalise, ids, weights):
 
     scores: float32[experts, rounded up to 16], overwritten; ids: int64[top_k], ascending; weights:
     float32[top_k], the softmax over all scores, divided by the sum of those picked (in that order) where
-    `normalise` is 1. top_k <= experts. Infinite scores count as the largest finite ones, NaN as the lowest.
+    `normalise` is 1. top_k <= experts. Infinite scores count as the largest finite ones. A NaN counts as the
+    lowest, and all weights become NaN, so that no logit hides it.
     """
+    spoiled = False
+    for expert in range(experts):
+        score = load_f32(scores + expert * 4)
+        spoiled |= score != score
     highest = _make_finite(scores, experts)
     count = (experts + 15) >> 4
     total = _sum_of_powers(scores, highest, count)
@@ -133,6 +138,9 @@ def route_row(scores, experts, top_k, normalise, ids, weights):
             total += load_f32(weights + i * 4)
         for i in range(top_k):
             store_f32(weights + i * 4, load_f32(weights + i * 4) / total)
+    if spoiled:
+        for i in range(top_k):
+            store_f32(weights + i * 4, np.float32(np.nan))
 
 
 @intrinsic
