@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from caldrixd.text.turns import Turn, drop_oldest, exchanges, fold_system, shiel
 # A text with more bytes than this, for each token of the context or at all, is too long without a count.
 BYTES_PER_TOKEN = 256
 MAX_BYTES = 6 << 20
+BEGUN = re.compile(r"<think>\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,15 @@ class Notice:
 
 @dataclass(frozen=True)
 class Prompt:
-    """`dropped_turns` counts the oldest turns left out, system turns apart (they always stay)."""
+    """`dropped_turns` counts the oldest turns left out, system turns apart (they always stay).
+
+    `begun` is the beginning of the reply that the template wrote: `<think>` and what follows it, or nothing.
+    """
 
     ids: tuple[int, ...]
     dropped_turns: int = 0
     notices: tuple[Notice, ...] = ()
+    begun: str = ""
 
 
 def build(
@@ -86,6 +92,15 @@ def _checked(ids: Sequence[int], ctx: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class _Encoded:
+    """`ids` is None where the text is far too long; `folded`: the system text went into a user turn."""
+
+    ids: list[int] | None = None
+    folded: bool = False
+    begun: str = ""
+
+
+@dataclass(frozen=True)
 class _Conversation:
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -97,34 +112,38 @@ class _Conversation:
         sizes = exchanges(turns)
         # Turns dropped by leaving out the first 0, 1, ... exchanges; the last one always stays.
         drops = [sum(sizes[:count]) for count in range(max(1, len(sizes)))]
-        tried: dict[int, tuple[list[int] | None, bool]] = {}
+        tried: dict[int, _Encoded] = {}
 
         def fits(drop: int) -> bool:
-            ids, _ = tried[drop] = self._ids(drop_oldest(turns, drop))
+            tried[drop] = self._encoded(drop_oldest(turns, drop))
+            ids = tried[drop].ids
             return drop == drops[-1] or (ids is not None and len(ids) <= self.ctx - self.room)
 
         drop = drops[0] if fits(drops[0]) else drops[bisect.bisect_left(drops, True, 1, key=fits)]
-        ids, folded = tried[drop]
-        if ids is None:
+        encoded = tried[drop]
+        if encoded.ids is None:
             raise Refused("message/too-long", tokens=f"over {self.ctx}", ctx=self.ctx)
-        notices = [Notice("notice/system-in-user", {})] if folded else []
+        notices = [Notice("notice/system-in-user", {})] if encoded.folded else []
         if drop:
             notices.append(Notice("notice/dropped-turns", {"count": drop}))
-        return Prompt(_checked(ids, self.ctx), drop, tuple(notices))
+        return Prompt(_checked(encoded.ids, self.ctx), drop, tuple(notices), encoded.begun)
 
-    def _ids(self, turns: Sequence[Turn]) -> tuple[list[int] | None, bool]:
-        """Ids, None where the text is far too long; and whether the system text went into a user turn."""
+    def _encoded(self, turns: Sequence[Turn]) -> _Encoded:
         if not _countable("".join(turn.text for turn in turns), self.ctx):
-            return None, False
+            return _Encoded()
         shielded = shield(turns, self.tokenizer.added_tokens, self.tokenizer.special_tokens)
         text, folded = self._render(turns if shielded is None else shielded.turns)
         if not _countable(text, self.ctx):
-            return None, folded
+            return _Encoded(folded=folded)
+        begun = BEGUN.search(text)
         if shielded is None:
-            return self.tokenizer.encode_templated(text), folded
-        return self.tokenizer.encode_templated(text, shielded.marker, shielded.originals), folded
+            ids = self.tokenizer.encode_templated(text)
+        else:
+            ids = self.tokenizer.encode_templated(text, shielded.marker, shielded.originals)
+        return _Encoded(ids, folded, begun[0] if begun else "")
 
     def _render(self, turns: Sequence[Turn]) -> tuple[str, bool]:
+        """The text, and whether the system text went into a user turn."""
         try:
             return self.template.render([turn.message() for turn in turns], self.thinking), False
         except Refused as refused:

@@ -40,6 +40,7 @@ class Reply:
         self._attachments = attachments
         self._prompt_ids: tuple[int, ...] = ()
         self._dropped_turns = 0
+        self._begun = ""  # what the template wrote of the reply, until it is shown
         self._max_tokens: int | None = None
         self._sampling = GREEDY
         self._detokenizer: Detokenizer | None = None
@@ -69,6 +70,7 @@ class Reply:
             thinking=request.thinking,
         )
         self._prompt_ids, self._dropped_turns = built.ids, built.dropped_turns
+        self._begun = built.begun
         self._max_tokens = request.max_tokens
         self._sampling = sampling_of(request)
         self._stops = Stops(request.stop)
@@ -122,7 +124,8 @@ class Reply:
         if event.finish is not None:
             text += self._stops.add(self._detokenizer.finish()) + self._stops.finish()
         if text:
-            messages.append(Delta(text, tuple(self._untold)))
+            messages.append(Delta(self._begun + text, tuple(self._untold)))
+            self._begun = ""
             self._untold = []
         if event.refused is not None:
             messages.append(as_refusal(event.refused))

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from caldrix_client.thinking import Thinking, said
-from caldrix_protocol.messages import Message
-from tests.support.cli import Home
-from tests.support.peer import Model, Peer, Talk, say
+from caldrix_protocol.messages import Delta, Done, Message
+from tests.support.cli import Home, Screen
+from tests.support.peer import Model, Peer, Talk, say, texts
 
 REPLIES = [
     ("<think>\nhm\n</think>\n\nHi </think> <think>x", "<think>\nhm\n</think>", "\n\nHi </think> <think>x"),
@@ -84,3 +84,54 @@ def test_the_flag_travels_in_the_request(home: Home, flags: tuple[str, ...], exp
         done = home.caldrix("run", "demo", "-p", "x", "--json", *flags)
     assert heard[0].thinking is expected
     assert json.loads(done.out)["text"] == THOUGHT
+
+
+DIMMED = "\x1b[2m<think>\r\nhm\r\n</think>\x1b[22m\r\n\r\nHi\r\n"
+PLAIN = "<think>\r\nhm\r\n</think>\r\n\r\nHi\r\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "term", "shown"),
+    [((), "xterm", DIMMED), (("--plain",), "xterm", PLAIN), ((), "dumb", PLAIN), ((), "", PLAIN)],
+)
+def test_thinking_is_dim_on_a_terminal(home: Home, flags: tuple[str, ...], term: str, shown: str) -> None:
+    command = ("run", "demo", "-p", "x", *flags)
+    with Peer(home.address, Model(THOUGHT)), Screen(home, *command, TERM=term) as screen:
+        assert screen.end() == 0
+    assert screen.shown == shown
+
+
+def test_nothing_that_is_thought_acts_on_the_terminal(home: Home) -> None:
+    with (
+        Peer(home.address, Model("<think>\x1b[22m\x9b0m")),
+        Screen(home, "run", "demo", "-p", "x") as screen,
+    ):
+        assert screen.end() == 0
+    assert screen.shown == "\x1b[2m<think>\\x1b[22m\\x9b0m\x1b[22m\r\n"
+
+
+def test_an_answer_stopped_while_it_thinks_is_forgotten_with_its_message(home: Home) -> None:
+    def endless(talk: Talk, request: Message) -> None:
+        talk.send(Delta("<think>\nhm"))
+        assert type(talk.receive()).__name__ == "Cancel"
+        talk.send(Done("cancelled"))
+
+    with Peer(home.address, Model(endless, "b")) as peer, Screen(home, "run", "demo") as screen:
+        screen.ready()
+        screen.press("1\n")
+        screen.expect("hm")
+        screen.press("\x03")
+        screen.ready()
+        screen.press("2\n")
+        screen.expect("b\r\n")
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert texts(peer.requests[-1]) == [("user", "2")]
+
+
+def test_an_answer_that_is_thinking_alone_does_not_take_the_place_of_another(home: Home) -> None:
+    with Peer(home.address, Model("a", "<think>hm", "c")) as peer:
+        done = home.caldrix("run", "demo", typed=b"1\n/regen\n2\n")
+    assert done.out == "a\n<think>hm\nc\n"
+    assert texts(peer.requests[-1]) == [("user", "1"), ("assistant", "a"), ("user", "2")]

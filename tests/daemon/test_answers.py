@@ -6,6 +6,8 @@ import errno
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -14,6 +16,7 @@ from caldrix_protocol.connection import NEED_DATA, Connection
 from caldrix_protocol.messages import (
     EVENTS,
     Begin,
+    Delta,
     Done,
     Generate,
     Load,
@@ -27,6 +30,7 @@ from caldrixd.engine.engine import Engine, Request
 from caldrixd.models import gate
 from caldrixd.text import template, tokenizer
 from caldrixd.text.detokenize import Detokenizer
+from caldrixd.text.template import ChatTemplate
 from caldrixd.worker.loading import Model
 from caldrixd.worker.main import Answers, refusal_for
 from caldrixd.worker.pipe import Pipe
@@ -85,6 +89,26 @@ def test_the_settings_of_a_handle_reach_the_engine(model: Model, monkeypatch: py
     reply.submit(model)
     (request,) = submitted
     assert (request.ctx, request.dtype, request.threads, request.max_batch) == (128, "bf16", 3, 1)
+
+
+def test_thinking_that_the_template_began_begins_the_reply(model: Model) -> None:
+    written = ChatTemplate(
+        "{{ messages[0].content }}{{ '<think>\\n' }}", {}, clock=datetime.now, limits=template.LIMITS
+    )
+    request = Generate(1, turns=({"role": "user", "content": raw("hi")},), max_tokens=8)
+    reply = Reply(begin(1)._replace(request=encode(request)), [])
+    thinking = replace(model, template=written)
+    reply.build_prompt(thinking)
+    reply.submit(thinking)
+    messages: list[Message] = []
+    while model.engine.busy:
+        for event in model.engine.step():
+            messages += reply.advance(event)
+    written.close()
+    text = "".join(message.text for message in messages if type(message) is Delta)
+    (done,) = (message for message in messages if type(message) is Done)
+    assert text == "<think>\n" + model.tokenizer.decode(done.ids)
+    assert len(done.ids) == 8
 
 
 class Parent:

@@ -195,3 +195,22 @@ def test_one_letter_that_is_a_token_and_cannot_be_cut_is_refused(spec: ModelSpec
     with pytest.raises(Refused) as caught:
         loaded.encode_templated(marker.turns[0].text, marker.marker, marker.originals)
     assert caught.value.code == "tokenizer/failed"
+
+
+@pytest.mark.parametrize(
+    ("end", "begun"),
+    [("<think>\\n", "<think>\n"), ("<think>", "<think>"), ("<think>\\n\\n</think>\\n", ""), ("\\n", "")],
+)
+def test_a_reply_that_the_template_began_to_think(
+    rich: Tokenizer, make_template: MakeTemplate, end: str, begun: str
+) -> None:
+    loaded = make_template("{{ messages[0].content }}{{ '" + end + "' }}")
+    for said in ("hi", "<think>"):
+        turns = [message("user", said)]
+        assert prompt.build(rich, loaded, turns=turns, ctx=64).begun == begun
+    assert prompt.build(rich, None, raw=message("user", "<think>\n")["content"], ctx=64).begun == ""
+
+
+def test_a_typed_think_begins_nothing(rich: Tokenizer, make_template: MakeTemplate) -> None:
+    loaded = make_template("{{ messages[0].content }}")
+    assert prompt.build(rich, loaded, turns=[message("user", "a<think>")], ctx=64).begun == ""
