@@ -26,7 +26,7 @@ from caldrixd.text import files as text_files
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 # Beside config.json, the tokenizer, the index and the weights: what is wanted where the repo has it.
-SMALL_FILES = ("generation_config.json", "chat_template.jinja")
+SMALL_FILES = ("generation_config.json", "chat_template.jinja", "chat_template.json")
 MIB = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 

@@ -44,6 +44,7 @@ SMALL_FILES = (
     "config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "chat_template.json",
     *text_files.NAMES,
     INDEX,
 )
