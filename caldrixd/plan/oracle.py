@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -88,19 +88,9 @@ class Program:
         self.settings = "numpy, float32"
         self.size = sum(weight.nbytes for weight in weights.values())
         self._weights = weights
-        kind = plan.rope
-        self._frequencies = inverse_frequencies(
-            kind.kind,
-            kind.theta,
-            kind.rotary_dim,
-            kind.factor,
-            kind.low_freq_factor,
-            kind.high_freq_factor,
-            kind.original_context,
-            kind.beta_fast,
-            kind.beta_slow,
-            kind.truncate,
-        )
+        rope = asdict(plan.rope)
+        del rope["attention_factor"]  # scales the cosines and sines
+        self._frequencies = inverse_frequencies(**rope)
         self._slots: dict[int, _Slot] = {}
         self._next_slot = 0
         self._cancelled = threading.Event()

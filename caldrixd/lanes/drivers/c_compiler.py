@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shutil
 import stat
 import subprocess
 import tempfile
@@ -24,6 +23,7 @@ import caldrix_kernels
 from caldrix_kernels.step import layout
 from caldrix_protocol.refusals import Refused
 from caldrixd.lanes.drivers.compiler import host_cpu
+from caldrixd.lanes.drivers.cpu import find_compiler
 from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Report
 
@@ -52,7 +52,7 @@ def c_kernels(level: str, cache: Path, environment: Mapping[str, str], report: R
     A library that is missing or damaged in `cache` is compiled, with status lines. Refused
     "lane/cpu-no-compiler", "lane/cpu-compiler", "lane/cpu-cache" or "lane/cpu-cache-open".
     """
-    compiler = shutil.which("cc", path=environment.get("PATH", ""))
+    compiler = find_compiler(environment)
     if compiler is None:
         raise Refused("lane/cpu-no-compiler")
     flags = (*FLAGS, f"-march={level}")

@@ -18,8 +18,7 @@ def _make_silu_mul(act):
                 row = builder.add(tile, builder.mul(index, tile_stride))
                 gate = v.load(builder, row, v.VF)
                 up = v.load(builder, v.offset(builder, row, 64), v.VF)
-                decay = v.exp(builder, builder.fsub(v.lanes(-0.0), gate))
-                value = builder.fmul(builder.fdiv(gate, builder.fadd(v.lanes(1.0), decay)), up)
+                value = builder.fmul(v.silu(builder, gate), up)
                 target = builder.add(out, builder.mul(index, out_stride))
                 v.store_activation(builder, value, target, act)
 
