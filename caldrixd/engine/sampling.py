@@ -24,8 +24,9 @@ RECENT = 64  # tokens of prompt and reply that the penalty sees
 # A probability of float32 logits is known to about this part of itself: less does not decide a cut.
 DOUBT = 2.0**-22
 FINITE = float(np.finfo(np.float64).max)
-# Scores are sorted by how far they are below the highest, into DEPTHS boxes of 1 / BOXES each.
+# Scores are sorted by how far they are below the highest, into DEPTHS boxes of 1 / BOXES each at most.
 BOXES, DEPTHS = 16, 1024
+SORTED = 1000  # a box with more scores is cut into boxes itself
 COLUMN = 32
 FEW = 1000  # so many tokens nearly always hold the share that top-p asks for
 
@@ -107,9 +108,9 @@ def _nucleus(scores: Scores, top_p: float) -> Ids:
     weights = softmax(scores, 1.0)
     needed = top_p * (1 - DOUBT) * total(weights)
     some = _contenders(scores, FEW)
-    if np.cumsum(weights[some])[-1] < needed:
-        return _leading(scores, weights, needed)
-    return some[_leading(scores[some], weights[some], needed)]
+    if len(some) < len(scores) and np.cumsum(weights[some])[-1] >= needed:
+        return some[_leading(scores[some], weights[some], needed)]
+    return _leading(scores, weights, needed)
 
 
 def _contenders(scores: Scores, count: int) -> Ids:
@@ -128,18 +129,46 @@ def _contenders(scores: Scores, count: int) -> Ids:
 def _leading(scores: Scores, weights: Weights, needed: float) -> Ids:
     """The indices, ascending, of the fewest highest scores whose weights add up to `needed`.
 
-    Only the scores of the box in which the sum is reached are sorted.
+    The box in which the sum is reached is cut into boxes again until few scores are left to sort.
     """
-    with np.errstate(over="ignore"):
-        below = scores.max() - scores
-        below *= BOXES
-    depths = np.minimum(below, DEPTHS - 1, out=below).astype(np.int64)
-    reached = np.cumsum(np.bincount(depths, weights))
-    last = int(np.searchsorted(reached, needed))
-    edge = np.flatnonzero(depths == last)
-    edge = edge[np.argsort(-scores[edge], kind="stable")]
-    before = reached[last - 1] if last else 0.0
-    count = int(np.searchsorted(before + np.cumsum(weights[edge]), needed)) + 1
+    depths = _depths(scores, BOXES)
+    last, before = _box(depths, weights, needed, 0.0)
     leading = depths < last
+    edge = np.flatnonzero(depths == last)
+    while len(edge) > SORTED and 0 < _width(scores[edge]) < np.inf:
+        depths = _depths(scores[edge], 0)
+        last, before = _box(depths, weights[edge], needed, before)
+        leading[edge[depths < last]] = True
+        edge = edge[depths == last]
+    if _width(scores[edge]) > 0:
+        edge = edge[np.argsort(-scores[edge], kind="stable")]
+    count = int(np.searchsorted(before + np.cumsum(weights[edge]), needed)) + 1
     leading[edge[:count]] = True
     return np.flatnonzero(leading)
+
+
+def _depths(scores: Scores, fewest: int) -> Ids:
+    """The box of each score, 0 for the highest: DEPTHS of them, but `fewest` for each 1 at least."""
+    with np.errstate(over="ignore"):
+        below = scores.max() - scores
+        width = below.max()
+        if 0 < width * fewest < DEPTHS or fewest == 0:
+            below /= width
+            below *= DEPTHS - 1
+        else:
+            below *= fewest
+    depths: Ids = np.minimum(below, DEPTHS - 1, out=below).astype(np.int64)
+    return depths
+
+
+def _box(depths: Ids, weights: Weights, needed: float, before: float) -> tuple[int, float]:
+    """The box in which `needed` is reached, and the sum up to it; it is `before` at the first box."""
+    sums = np.bincount(depths, weights)
+    passed = before + np.cumsum(sums)
+    last = min(int(np.searchsorted(passed, needed)), len(sums) - 1)
+    return last, float(passed[last - 1]) if last else before
+
+
+def _width(scores: Scores) -> float:
+    with np.errstate(over="ignore"):
+        return float(scores.max() - scores.min())

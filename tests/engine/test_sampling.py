@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.chance import uniform
-from caldrixd.engine.sampling import Sampling, kept, penalised, pick
-from caldrixd.engine.weights import drawn, softmax
+from caldrixd.engine.sampling import DOUBT, SORTED, Sampling, kept, penalised, pick
+from caldrixd.engine.weights import drawn, softmax, total
 
 Floats = npt.NDArray[np.float32]
 HOT = Sampling(temperature=1.0)
@@ -90,6 +91,46 @@ def test_cuts_of_large_vocabularies_are_those_of_a_sort(size: int, spread: float
         assert list(ids) == sorted(order[: len(ids)])
         assert reached[len(ids) - 1] >= share * (1 - 1e-6)
         assert len(ids) == 1 or reached[len(ids) - 2] < share
+
+
+def clustered(size: int, spread: float) -> npt.NDArray[np.float64]:
+    """Half of the scores far below the rest, and many of both equal."""
+    scores = np.random.default_rng(size).normal(0, spread, size)
+    scores[::2] -= 1e4
+    return np.round(scores, 2)
+
+
+def halved(size: int, spread: float) -> npt.NDArray[np.float64]:
+    """Each score half as far below the highest as the one before it, some of them equal."""
+    return np.ldexp(-spread, -(np.arange(size) // 50 % 1000))
+
+
+def normal(size: int, spread: float) -> npt.NDArray[np.float64]:
+    return np.random.default_rng(size).normal(0, spread, size).astype(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("shape", [normal, clustered, halved])
+@pytest.mark.parametrize("spread", [1e-300, 1e-3, 0.3, 3.0, 1e30])
+def test_top_p_of_a_flat_distribution_is_by_the_definition(
+    shape: Callable[[int, float], npt.NDArray[np.float64]], spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few scores are sorted for it, however alike they are."""
+    scores = shape(152_000, spread)
+    order = np.lexsort((np.arange(len(scores)), -scores))
+    weights = softmax(scores[order], 1.0)
+    sums = np.cumsum(weights)
+    sort = np.argsort
+    sizes: list[int] = []
+
+    def counted(values: npt.NDArray[np.float64], **how: Any) -> npt.NDArray[np.int64]:
+        sizes.append(len(values))
+        return sort(values, **how)
+
+    monkeypatch.setattr(np, "argsort", counted)
+    for top_p in (1e-9, 0.1, 0.6, 0.95, 0.9999):
+        count = int(np.searchsorted(sums, top_p * (1 - DOUBT) * total(weights))) + 1
+        assert list(kept(scores, Sampling(top_p=top_p))) == sorted(order[:count])
+    assert max(sizes, default=0) <= SORTED
 
 
 @pytest.mark.parametrize(("score", "penalty", "result"), [(-1, 1.5, -1.5), (1, 1.5, 2 / 3), (0, 1.5, 0)])
