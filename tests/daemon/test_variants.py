@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from caldrix_protocol.messages import Done, Message, Open, Opened, Refusal, Status
+from caldrix_protocol.messages import Cancel, Done, Message, Open, Opened, Refusal, Status
 from caldrixd.lanes.drivers.cpu import cpu_flags, isa_level
 from tests.daemon.test_replies import PROMPT
-from tests.support.daemon import Caller, Daemon, Home, ask_raw, running_daemon
+from tests.support.daemon import Caller, Daemon, Home, ask_raw, await_end, running_daemon
 from tests.support.models import tiny
 
 LLAMA = tiny("tiny-llama")
@@ -81,6 +83,22 @@ def test_kernels_in_c_need_a_compiler(home: Home) -> None:
     with running_daemon(home) as daemon, daemon.caller() as caller:
         (refused,) = caller.ask(Open(str(LLAMA), {}, cpu_kernels="c"))
         assert (refused.kind, refused.text) == ("run", NO_COMPILER)
+
+
+def test_a_cancel_ends_a_compilation(home: Home) -> None:
+    """The compiler here never ends, and says its process id when it is asked to compile."""
+    cc, fifo = home.root / "bin" / "cc", home.root / "pid"
+    cc.parent.mkdir()
+    cc.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho $$ > {fifo}\nexec sleep 10000\n', "ascii")
+    cc.chmod(0o755)
+    os.mkfifo(fifo)
+    alone = Home(home.root, home.root / "cache", {"PATH": f"{cc.parent}{os.pathsep}{os.environ['PATH']}"})
+    with running_daemon(alone) as daemon, daemon.caller() as caller:
+        caller.send(Open(str(LLAMA), {}, cpu_kernels="c"))
+        compiler = int(fifo.read_text())
+        caller.send(Cancel())
+        assert caller.rest()[-1] == Done("cancelled")
+        await_end(compiler)
 
 
 def test_the_default_context_is_the_models_own_and_one_that_is_named_is_not(shared: Daemon) -> None:

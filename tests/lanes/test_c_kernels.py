@@ -21,6 +21,7 @@ from caldrixd.lanes.drivers.compiler import compile_kernels
 from caldrixd.lanes.drivers.cpu import cpu_flags, isa_level
 from caldrixd.lanes.kernels import Kernels
 from tests.support import kernel_cases, models
+from tests.support.daemon import ROOT, await_end
 
 LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if level <= isa_level(cpu_flags())]
 ENVIRONMENT = dict(os.environ)
@@ -158,6 +159,13 @@ def pretend_cc(directory: Path, script: str) -> dict[str, str]:
 
 
 FRESH = ["status/compiling", "status/compiled"]
+# Says the ids of a compiler and of what it runs, which then never ends.
+HUNG = "sleep 10000 & echo $$ $! > {fifo}; wait"
+IN_A_WORKER = (
+    "import os, sys; from pathlib import Path; from caldrixd.lanes.drivers.c_compiler import c_kernels;"
+    "c_kernels('x86-64-v2', Path(sys.argv[1]), dict(os.environ), lambda code, fields: None)"
+)
+PATHS = os.pathsep.join(str(ROOT / part) for part in ("protocol", "kernels", "."))
 
 
 def test_a_library_is_compiled_once_and_again_when_it_is_damaged(small: Path, tmp_path: Path) -> None:
@@ -192,19 +200,49 @@ def test_a_level_has_a_library_of_its_own(small: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_compilation_leaves_no_library(small: Path, tmp_path: Path) -> None:
-    script = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; kill -9 $PPID'
+    script = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; kill -9 $PPID; sleep 10000'
     environment = pretend_cc(tmp_path / "bin", script)
-    code = (
-        "import os, sys; from pathlib import Path; from caldrixd.lanes.drivers.c_compiler import c_kernels;"
-        "c_kernels('x86-64-v2', Path(sys.argv[1]), dict(os.environ), lambda code, fields: None)"
-    )
-    paths = os.pathsep.join(str(models.DATA.parents[1] / part) for part in ("protocol", "kernels", "."))
     cache = tmp_path / "cache"
-    done = subprocess.run([sys.executable, "-c", code, str(cache)], env={**environment, "PYTHONPATH": paths})
+    command = [sys.executable, "-c", IN_A_WORKER, str(cache)]
+    done = subprocess.run(command, env={**environment, "PYTHONPATH": PATHS})
     assert done.returncode == -signal.SIGKILL
     assert [path.read_text() for path in cache.rglob("build-*/*.so")] == ["half\n"]
     assert list((cache / "c").glob("*.so")) == []
     assert compiled(cache) == FRESH
+
+
+def test_a_compiler_that_hangs_is_stopped_with_all_it_runs(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(c_compiler, "COMPILER_SECONDS", 2.0)
+    environment = pretend_cc(tmp_path / "bin", HUNG.format(fifo=tmp_path / "ids"))
+    failed = refused(tmp_path / "cache", environment)
+    assert (failed.code, failed.fields["reason"]) == (
+        "lane/cpu-compiler",
+        f"{tmp_path}/bin/cc did not end within 2 s and was stopped",
+    )
+    for pid in (tmp_path / "ids").read_text().split():
+        await_end(int(pid))
+    assert list((tmp_path / "cache" / "c").iterdir()) == []
+
+
+def test_a_compiler_ends_with_the_worker_that_runs_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ids")
+    environment = pretend_cc(tmp_path / "bin", HUNG.format(fifo=tmp_path / "ids"))
+    command = [sys.executable, "-c", IN_A_WORKER, str(tmp_path / "cache")]
+    with subprocess.Popen(command, env={**environment, "PYTHONPATH": PATHS}) as worker:
+        pids = (tmp_path / "ids").read_text().split()
+        worker.kill()
+    assert len(pids) == 2
+    for pid in pids:
+        await_end(int(pid))
+
+
+def test_a_compiler_that_cannot_be_run_is_refused_by_its_name(small: Path, tmp_path: Path) -> None:
+    environment = pretend_cc(tmp_path / "bin", "")
+    (tmp_path / "bin" / "cc").write_text("#!/nowhere\n", "ascii")
+    failed = refused(tmp_path / "cache", environment)
+    assert failed.text == f"cc cannot compile the kernels: {tmp_path}/bin/cc: No such file or directory"
 
 
 def test_refusals(small: Path, tmp_path: Path) -> None:

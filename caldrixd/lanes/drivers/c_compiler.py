@@ -22,6 +22,7 @@ import numpy as np
 import caldrix_kernels
 from caldrix_kernels.step import layout
 from caldrix_protocol.refusals import Refused
+from caldrixd.lanes.drivers import group
 from caldrixd.lanes.drivers.compiler import host_cpu
 from caldrixd.lanes.drivers.cpu import find_compiler
 from caldrixd.lanes.kernels import Kernels
@@ -42,7 +43,8 @@ FLAGS = (
 )
 LAYOUT = "layout.h"
 DIGEST_BYTES = 32
-COMPILER_SECONDS = 300.0
+# Ten times what it takes on a slow machine.
+COMPILER_SECONDS = 120.0
 
 
 def c_kernels(level: str, cache: Path, environment: Mapping[str, str], report: Report) -> Kernels:
@@ -76,18 +78,19 @@ def build(compiler: str, flags: Sequence[str], environment: Mapping[str, str], t
     header.write_text(layout_header(), "ascii")
     command = [compiler, *flags, f"-I{SOURCES / 'include'}", f"-I{header.parent}", "-o", str(target)]
     command += [*(str(path) for path in _sources("**/cpu.c")), "-lm"]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={**environment, "LC_ALL": "C", "TMPDIR": str(target.parent)},
-            timeout=COMPILER_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise Refused("lane/cpu-compiler", reason=f"no end within {COMPILER_SECONDS:.0f} s") from None
+    done = _run(command, {**environment, "LC_ALL": "C", "TMPDIR": str(target.parent)})
     if done.returncode != 0:
         raise Refused("lane/cpu-compiler", reason=_first_error(done))
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return group.run(command, environment, COMPILER_SECONDS)
+    except subprocess.TimeoutExpired:
+        reason = f"{command[0]} did not end within {COMPILER_SECONDS:g} s and was stopped"
+    except OSError as error:
+        reason = f"{command[0]}: {error.strerror}"
+    raise Refused("lane/cpu-compiler", reason=reason)
 
 
 def load(library: Path) -> Kernels:
@@ -123,9 +126,7 @@ def _sources(*patterns: str) -> list[Path]:
 
 
 def _digest(compiler: str, flags: Sequence[str], environment: Mapping[str, str]) -> str:
-    version = subprocess.run(
-        [compiler, "--version"], stdin=subprocess.DEVNULL, capture_output=True, env=dict(environment)
-    ).stdout
+    version = _run([compiler, "--version"], environment).stdout
     parts = [version, "\0".join(flags).encode(), layout_header().encode(), host_cpu().encode()]
     for path in _sources("**/cpu.c", "include/*.h"):
         parts += [str(path.relative_to(SOURCES)).encode(), path.read_bytes()]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.lanes.drivers import group
 from caldrixd.lanes.drivers.finding import Finding
 
 PROBE_SECONDS = 60.0
@@ -18,14 +19,7 @@ def run_probe(name: str, environment: Mapping[str, str]) -> Finding:
     """The finding of `python -m caldrixd.lanes.drivers.probe NAME`, run with `environment` alone."""
     command = [sys.executable, "-P", "-m", "caldrixd.lanes.drivers.probe", name]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            cwd="/",
-            env=dict(environment),
-            timeout=PROBE_SECONDS,
-        )
+        done = group.run(command, environment, PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return _failed(name, f"no answer within {PROBE_SECONDS:.0f} s")
     except OSError as error:
