@@ -1,14 +1,16 @@
-"""What a model will need, from its plan and the bytes of its weight files, of which none is read."""
+"""What a model will need, from its plan and how its weights are stored, of which none is read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from caldrixd.lanes import holding
 from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.models.fit import Needs
+from caldrixd.models.weights import ITEM_BYTES, stored_formats
 from caldrixd.plan.memory import Cost
 from caldrixd.plan.plan import Plan
 
@@ -27,14 +29,25 @@ class Costs(Protocol):
 LANES: Mapping[str, Costs] = {"cpu": holding.costs}
 
 
-def needs(plan: Plan, weight_bytes: int, lane: str, *, threads: int, arithmetic: str) -> Needs:
-    """`weight_bytes` are those of all weight files; `threads` 0 is the lane's default."""
+def needs(plan: Plan, formats: Mapping[str, str], lane: str, *, threads: int, arithmetic: str) -> Needs:
+    """`formats` are the stored dtypes of the plan's weights; `threads` 0 is the lane's default."""
+    cost = LANES[lane](plan, formats, threads=threads or default_threads(), arithmetic=arithmetic)
+    return Needs(plan.vocab_size, plan.max_context, cost)
+
+
+def stored(plan: Plan, directory: Path, stacked: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The formats of a checkpoint on disk. Refused "weights/..." for headers that cannot be read."""
+    found = stored_formats(directory, stacked)
+    return {weight.name: _known(found.get(weight.name)) for weight in plan.weights}
+
+
+def guessed(plan: Plan, weight_bytes: int) -> dict[str, str]:
+    """The formats of one of which only the size in bytes is known, all its files together."""
     count = sum(math.prod(weight.shape) for weight in plan.weights)
     dtype = "F32" if weight_bytes >= FLOAT32_BYTES * count else "BF16"
-    cost = LANES[lane](
-        plan,
-        {weight.name: dtype for weight in plan.weights},
-        threads=threads or default_threads(),
-        arithmetic=arithmetic,
-    )
-    return Needs(plan.vocab_size, plan.max_context, cost)
+    return {weight.name: dtype for weight in plan.weights}
+
+
+def _known(dtype: str | None) -> str:
+    """What is no dtype of weights, or not there, is refused when it is loaded."""
+    return dtype if dtype in ITEM_BYTES else "BF16"

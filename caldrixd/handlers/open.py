@@ -21,7 +21,7 @@ from caldrixd.architectures import FAMILIES
 from caldrixd.config import Config
 from caldrixd.fetcher.process import Accept
 from caldrixd.handlers.context import Client, Opening, Services
-from caldrixd.handlers.estimate import needs
+from caldrixd.handlers.estimate import guessed, needs, stored
 from caldrixd.handlers.obtain import obtain
 from caldrixd.lanes import choose
 from caldrixd.lanes.drivers.compiler import worker_environment
@@ -56,12 +56,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Found:
-    """A model directory that passed the gate. `weight_bytes` are those of its weight files."""
+    """A model directory that passed the gate."""
 
     key: Key
     spec: ModelSpec
     plan: Plan
-    weight_bytes: int
 
 
 async def handle(request: Open, client: Client, services: Services) -> Message:
@@ -131,11 +130,18 @@ def _check_fit(request: Open, lane: str, planned: Planned, idle: list[Worker]) -
     plan = FAMILIES[spec.architecture].build(spec)
     ctx = context_length(request.ctx, spec)
     free = fit.available_memory() + sum(worker.size for worker in idle)
-    fit.check(_needs(request, lane, plan, planned.weight_bytes), ctx, free, model=request.model)
+    needed = _needs(request, lane, plan, guessed(plan, planned.weight_bytes))
+    fit.check(needed, ctx, free, model=request.model)
 
 
-def _needs(request: Open, lane: str, plan: Plan, weight_bytes: int) -> fit.Needs:
-    return needs(plan, weight_bytes, lane, threads=request.threads, arithmetic=request.dtype)
+def _needs(request: Open, lane: str, plan: Plan, formats: Mapping[str, str]) -> fit.Needs:
+    return needs(plan, formats, lane, threads=request.threads, arithmetic=request.dtype)
+
+
+def _needs_of(request: Open, found: Found) -> fit.Needs:
+    stacked = FAMILIES[found.spec.architecture].stacked
+    formats = stored(found.plan, Path(found.key.directory), stacked)
+    return _needs(request, found.key.lane, found.plan, formats)
 
 
 async def _in_thread(function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:
@@ -167,7 +173,6 @@ def _found(directory: Path, lane: str, variant: Variant) -> Found:
         key=Key(_real_path(directory), _identity(directory, weights), lane, variant.isa, variant.kernels),
         spec=spec,
         plan=FAMILIES[spec.architecture].build(spec),
-        weight_bytes=sum((directory / name).stat().st_size for name in weights),
     )
 
 
@@ -213,7 +218,7 @@ async def _worker(request: Open, found: Found, ctx: int, services: Services) -> 
 
 async def _make_room(request: Open, found: Found, ctx: int, services: Services) -> None:
     """Unload idle models, the longest unused first, until this one fits. Refused "run/memory..."."""
-    needed = await _in_thread(_needs, request, found.key.lane, found.plan, found.weight_bytes)
+    needed = await _in_thread(_needs_of, request, found)
 
     def check(free: int) -> None:
         fit.check(needed, ctx, free, model=request.model)

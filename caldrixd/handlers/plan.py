@@ -16,22 +16,21 @@ from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.fetcher import demo
 from caldrixd.handlers.context import Client, Services
-from caldrixd.handlers.estimate import needs
+from caldrixd.handlers.estimate import guessed, needs, stored
 from caldrixd.handlers.obtain import obtain
 from caldrixd.handlers.open import context_length
 from caldrixd.lanes import choose
 from caldrixd.models import fit, gate
-from caldrixd.models.files import weight_files
 from caldrixd.models.resolve import ResolvedModel, check_directory, resolve
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A model's small files, and the bytes of its weight files, of which some are still to come."""
+    """A model's small files, and the bytes of its weight files where some of those are still to come."""
 
     directory: Path
-    weight_bytes: int
-    missing_bytes: int
+    weight_bytes: int = 0
+    missing_bytes: int = 0
 
 
 class Enough(Exception):
@@ -76,21 +75,21 @@ async def _see(
         directory = await obtain(resolved, request.environment, pass_on, services, stop)
     except Enough as enough:
         return enough.seen
-    return await to_thread.run_sync(_on_disk, directory)
-
-
-def _on_disk(directory: Path) -> Seen:
-    check_directory(directory)
-    size = sum((directory / name).stat().st_size for name in weight_files(directory))
-    return Seen(directory, size, 0)
+    await to_thread.run_sync(check_directory, directory)
+    return Seen(directory)
 
 
 def _judge(request: Plan, lane: str, seen: Seen, spare: int) -> Verdict:
     """`spare` bytes are held by models that a run would unload or share."""
     spec = gate.read_spec(seen.directory)
-    plan = FAMILIES[spec.architecture].build(spec)
+    family = FAMILIES[spec.architecture]
+    plan = family.build(spec)
     ctx = context_length(request.ctx, spec)
-    needed = needs(plan, seen.weight_bytes, lane, threads=request.threads, arithmetic=request.dtype)
+    if seen.missing_bytes:
+        formats = guessed(plan, seen.weight_bytes)
+    else:
+        formats = stored(plan, seen.directory, family.stacked)
+    needed = needs(plan, formats, lane, threads=request.threads, arithmetic=request.dtype)
     cost, free = needed.cost(ctx), fit.available_memory() + spare
     return Verdict(
         model=request.model,

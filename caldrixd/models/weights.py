@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -115,50 +117,75 @@ def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_
     for file in weight_files(directory):
         start, entries, mapped = _open(directory / file)
         for tensor, entry in entries.items():
-            for name, place in _matrices(tensor, _Place(file, mapped, start, entry), stacked).items():
+            for name, part in _matrices(tensor, entry, stacked).items():
                 if name in places:
                     other = places[name].file
                     raise Refused("weights/duplicate-tensor", name=name, file=other, other=file)
-                places[name] = place
-            if len(places) > MAX_TENSORS:
-                raise Refused("weights/header", file=file, reason=f"there are over {MAX_TENSORS} tensors")
+                places[name] = _Place(file, mapped, start, part)
+        _check_count(places, file)
     size = sum(place.entry.end - place.entry.begin for place in places.values())
     return Checkpoint(Tensors(places), {name: place.entry for name, place in places.items()}, size)
 
 
-def _matrices(name: str, place: _Place, stacked: Mapping[str, Sequence[str]]) -> Mapping[str, _Place]:
+def stored_formats(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_STACKED) -> dict[str, str]:
+    """The dtype of every tensor by name, from the headers alone. Refused as `open_checkpoint` does."""
+    found: dict[str, str] = {}
+    for file in weight_files(directory):
+        for tensor, entry in _read_header(directory / file).items():
+            found.update(dict.fromkeys(_matrices(tensor, entry, stacked), entry.dtype))
+        _check_count(found, file)
+    return found
+
+
+def _check_count(tensors: Sized, file: str) -> None:
+    if len(tensors) > MAX_TENSORS:
+        raise Refused("weights/header", file=file, reason=f"there are over {MAX_TENSORS} tensors")
+
+
+def _matrices(name: str, entry: Entry, stacked: Mapping[str, Sequence[str]]) -> Mapping[str, Entry]:
     """A tensor as it is, or the matrices in it: "experts.down_proj" is "experts.0.down_proj.weight", ..."""
     stem, _, last = name.rpartition(".")
-    parts, entry = stacked.get(last), place.entry
+    parts = stacked.get(last)
     if parts is None or len(entry.shape) != 3:
-        return {name: place}
+        return {name: entry}
     experts, rows, columns = entry.shape
     size = (entry.end - entry.begin) // max(1, experts * len(parts))
     if not size or rows % len(parts) or experts > MAX_STACKED:
-        return {name: place}
+        return {name: entry}
     shape = (rows // len(parts), columns)
     names = [f"{stem}.{expert}.{part}.weight" for expert in range(experts) for part in parts]
     begins = range(entry.begin, entry.end, size)
     return {
-        view: replace(place, entry=Entry(entry.dtype, shape, begin, begin + size))
+        view: Entry(entry.dtype, shape, begin, begin + size)
         for view, begin in zip(names, begins, strict=False)
     }
 
 
 def _open(path: Path) -> tuple[int, dict[str, Entry], mmap.mmap]:
     """Where the data section of one file starts, its header, and the whole file, from one descriptor."""
+    with _opened(path) as (file, size):
+        start, entries = read_header(file, path.name, size)
+        mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Read ahead by 2 MB, and map what the page cache holds in as few faults.
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return start, entries, mapped
+
+
+def _read_header(path: Path) -> dict[str, Entry]:
+    with _opened(path) as (file, size):
+        return read_header(file, path.name, size)[1]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A weight file and its size in bytes."""
     if not path.name.isascii() or not path.name.isprintable():
         raise Refused("weights/header", file=ascii(path.name)[:200], reason="its name is not plain ASCII")
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            start, entries = read_header(file, path.name, size)
-            mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                # Read ahead by 2 MB, and map what the page cache holds in as few faults.
-                mapped.madvise(mmap.MADV_HUGEPAGE)
+            yield file, os.fstat(file.fileno()).st_size
     except OSError as error:
         if error.errno == errno.ENOMEM:  # no room to map a file says nothing about the file
             raise MemoryError from None
         raise Refused("weights/header", file=path.name, reason=reason_of(error)) from None
-    return start, entries, mapped

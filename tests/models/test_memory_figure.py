@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from caldrixd.architectures import FAMILIES
-from caldrixd.handlers.estimate import needs
+from caldrixd.handlers.estimate import guessed, needs, stored
 from caldrixd.lanes.drivers.compiler import worker_environment
 from caldrixd.models import gate
 from caldrixd.models.files import weight_files
-from tests.support.models import TINY, smollm2, tiny
+from caldrixd.plan.plan import Plan
+from tests.support.models import TINY, opened, smollm2, tiny
 
 LENGTHS = (256, 2048)
 # One of each kind; the others take as long again.
@@ -32,10 +37,10 @@ def environment() -> dict[str, str]:
 
 
 def predicted(directory: Path, ctx: int, arithmetic: str) -> int:
-    spec = gate.read_spec(directory)
-    plan = FAMILIES[spec.architecture].build(spec)
-    weight_bytes = sum((directory / name).stat().st_size for name in weight_files(directory))
-    return needs(plan, weight_bytes, "cpu", threads=0, arithmetic=arithmetic).peak(ctx)
+    family = FAMILIES[gate.read_spec(directory).architecture]
+    plan = family.build(gate.read_spec(directory))
+    formats = stored(plan, directory, family.stacked)
+    return needs(plan, formats, "cpu", threads=0, arithmetic=arithmetic).peak(ctx)
 
 
 def check(directory: Path, arithmetic: str, environment: dict[str, str]) -> None:
@@ -47,6 +52,38 @@ def check(directory: Path, arithmetic: str, environment: dict[str, str]) -> None
         assert predicted(directory, ctx, arithmetic) == pytest.approx(peak, rel=0.05, abs=5e6), ctx
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_the_size_of_the_files_is_enough_where_all_weights_are_alike(name: str) -> None:
+    family = FAMILIES[gate.read_spec(tiny(name)).architecture]
+    plan = family.build(gate.read_spec(tiny(name)))
+    size = sum((tiny(name) / file).stat().st_size for file in weight_files(tiny(name)))
+    assert peak(plan, guessed(plan, size)) == peak(plan, stored(plan, tiny(name), family.stacked))
+
+
+def peak(plan: Plan, formats: dict[str, str]) -> int:
+    return needs(plan, formats, "cpu", threads=1, arithmetic="f32").peak(256)
+
+
+def mixed(directory: Path, copy: Path) -> Path:
+    """A copy of a bf16 model that has some of its matrices in float32."""
+    tensors = opened(directory)[1]
+    header: dict[str, Any] = {}
+    data, place = [], 0
+    for name, tensor in tensors.items():
+        dtype, part = tensor.dtype, tensor.data
+        if name.endswith(("embed_tokens.weight", "o_proj.weight", "down_proj.weight", "mlp.gate.weight")):
+            dtype, part = "F32", (part.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
+        header[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": (place, place + part.size)}
+        data.append(part.tobytes())
+        place += part.size
+    shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    start = json.dumps(header).encode()
+    with open(copy / "model.safetensors", "wb") as file:
+        file.write(len(start).to_bytes(8, "little") + start)
+        file.writelines(data)
+    return copy
+
+
 @pytest.mark.parametrize("name", TINIES)
 def test_of_tiny_models(name: str, environment: dict[str, str]) -> None:
     check(tiny(name), "f32", environment)
@@ -55,3 +92,19 @@ def test_of_tiny_models(name: str, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize("arithmetic", ["f32", "bf16"])
 def test_of_the_demo_model(arithmetic: str, environment: dict[str, str]) -> None:
     check(smollm2(), arithmetic, environment)
+
+
+@pytest.mark.slow
+def test_of_a_model_in_two_formats(tmp_path: Path, environment: dict[str, str]) -> None:
+    check(mixed(smollm2(), tmp_path / "mixed"), "f32", environment)
+
+
+def test_two_formats_are_both_counted(tmp_path: Path) -> None:
+    name = "tiny-qwen3-moe"
+    family = FAMILIES[gate.read_spec(tiny(name)).architecture]
+    plan = family.build(gate.read_spec(tiny(name)))
+    copy = mixed(tiny(name), tmp_path / "mixed")
+    one, two = (stored(plan, directory, family.stacked) for directory in (tiny(name), copy))
+    every = dict.fromkeys(one, "F32")
+    assert set(two.values()) == {"BF16", "F32"}
+    assert peak(plan, one) < peak(plan, two) < peak(plan, every)
