@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from caldrix_protocol.address import cache_directory
 from caldrix_protocol.messages import Load, Ready
 from caldrixd.architectures import FAMILIES
 from caldrixd.engine.engine import Engine
 from caldrixd.lanes import cpu
+from caldrixd.lanes.drivers import compiler, kernel_cache
 from caldrixd.lanes.lane import Loader, Program, Report, Variant
 from caldrixd.models import fit, gate, hub, weights
 from caldrixd.spec import ModelSpec
@@ -47,6 +49,7 @@ def load(wanted: Load, environment: Mapping[str, str], report: Report) -> Model:
 
     `environment` is that of this process: it says where compiled kernels are kept.
     """
+    _mention_cache(environment, report)
     directory = Path(wanted.directory)
     spec = gate.read_spec(directory)
     family = FAMILIES[spec.architecture]
@@ -66,3 +69,15 @@ def load(wanted: Load, environment: Mapping[str, str], report: Report) -> Model:
         )
     cache_bytes = min(fit.available_memory() // 4, MOST_CACHE_BYTES)
     return Model(spec, words.result(), turns, program, Engine(program, cache_bytes=cache_bytes))
+
+
+def _mention_cache(environment: Mapping[str, str], report: Report) -> None:
+    """Say that the usual place of compiled kernels cannot be used, when the daemon chose another."""
+    usual = Path(cache_directory(environment)) / kernel_cache.KERNELS
+    used = environment.get(compiler.KERNEL_CACHE, str(usual))
+    if used == str(usual):
+        return
+    try:
+        kernel_cache.make_writable(usual)
+    except OSError as error:
+        report("notice/kernel-cache", {"path": usual, "reason": error.strerror, "used": used})

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from caldrix_protocol.codec import encode
-from caldrix_protocol.connection import as_refusal, as_status
+from caldrix_protocol.connection import as_notice, as_refusal, as_status
 from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message, Progress, Refusal, Relay
-from caldrix_protocol.refusals import Refused
+from caldrix_protocol.refusals import NOTICE, ROWS, Refused
 from caldrixd import log
 from caldrixd.engine.engine import TokenEvent
 from caldrixd.worker.loading import Model, load
@@ -34,7 +34,8 @@ def serve(sock: socket.socket, environment: Mapping[str, str]) -> int:
     threading.Thread(target=answers.read, daemon=True).start()
 
     def report(code: str, fields: dict[str, Any]) -> None:
-        pipe.send(as_status(code, **fields))
+        message = as_notice if ROWS[code].kind == NOTICE else as_status
+        pipe.send(message(code, **fields))
 
     try:
         model = load(wanted, environment, report)

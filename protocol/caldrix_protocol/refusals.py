@@ -203,6 +203,7 @@ _TABLE: tuple[Row, ...] = (
     Row("detail/no-fma", STATUS, "without fused multiply-add, so it is emulated, which is slow"),
     Row("detail/kernels-numba", STATUS, "kernels numba {version}, which compiles here"),
     Row("detail/kernels-c", STATUS, "kernels C by {compiler}, because numba cannot be used: {reason}"),
+    Row("detail/kernel-cache", STATUS, "compiled kernels are kept in {path}, {size} MB"),
     Row("detail/rocm-path", STATUS, "ROCm is looked for in {path} (ROCM_PATH of the daemon's environment)"),
     Row(
         "detail/rocm-default",
@@ -578,6 +579,11 @@ _TABLE: tuple[Row, ...] = (
         "notice/context-full",
         NOTICE,
         "the context of {ctx} tokens is full, so the answer ends here; restart with a larger --ctx",
+    ),
+    Row(
+        "notice/kernel-cache",
+        NOTICE,
+        "{path} cannot be written: {reason}; compiled kernels are kept in {used} for now",
     ),
     Row("notice/history", NOTICE, "the history of chats cannot be kept in {path}: {reason}"),
     Row(

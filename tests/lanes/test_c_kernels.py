@@ -162,8 +162,9 @@ FRESH = ["status/compiling", "status/compiled"]
 # Says the ids of a compiler and of what it runs, which then never ends.
 HUNG = "sleep 10000 & echo $$ $! > {fifo}; wait"
 IN_A_WORKER = (
-    "import os, sys; from pathlib import Path; from caldrixd.lanes.drivers.c_compiler import c_kernels;"
-    "c_kernels('x86-64-v2', Path(sys.argv[1]), dict(os.environ), lambda code, fields: None)"
+    "import os, sys; from pathlib import Path; from caldrixd.lanes.drivers import c_compiler;"
+    "c_compiler.SOURCES = Path('{sources}');"
+    "c_compiler.c_kernels('x86-64-v2', Path(sys.argv[1]), dict(os.environ), lambda code, fields: None)"
 )
 PATHS = os.pathsep.join(str(ROOT / part) for part in ("protocol", "kernels", "."))
 
@@ -192,6 +193,18 @@ def test_a_change_of_a_source_is_seen(small: Path, tmp_path: Path) -> None:
         assert compiled(cache) == []
 
 
+def test_libraries_of_old_versions_are_removed(small: Path, tmp_path: Path) -> None:
+    """But for the last. Where nothing held them: a worker holds its own for as long as it lives."""
+    cache = tmp_path / "cache"
+    header = small / "include" / "small.h"
+    for version in range(4):
+        header.write_text(f"// {version}\n", "ascii")
+        command = [sys.executable, "-c", IN_A_WORKER.format(sources=small), str(cache)]
+        subprocess.run(command, env={**ENVIRONMENT, "PYTHONPATH": PATHS}, check=True)
+    assert len(list(cache.rglob("*.so"))) == 2
+    assert compiled(cache) == []
+
+
 def test_a_level_has_a_library_of_its_own(small: Path, tmp_path: Path) -> None:
     lines = Lines()
     for level in (*LEVELS, "native"):
@@ -203,7 +216,7 @@ def test_an_interrupted_compilation_leaves_no_library(small: Path, tmp_path: Pat
     script = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; kill -9 $PPID; sleep 10000'
     environment = pretend_cc(tmp_path / "bin", script)
     cache = tmp_path / "cache"
-    command = [sys.executable, "-c", IN_A_WORKER, str(cache)]
+    command = [sys.executable, "-c", IN_A_WORKER.format(sources=small), str(cache)]
     done = subprocess.run(command, env={**environment, "PYTHONPATH": PATHS})
     assert done.returncode == -signal.SIGKILL
     assert [path.read_text() for path in cache.rglob("build-*/*.so")] == ["half\n"]
@@ -226,10 +239,10 @@ def test_a_compiler_that_hangs_is_stopped_with_all_it_runs(
     assert list((tmp_path / "cache" / "c").iterdir()) == []
 
 
-def test_a_compiler_ends_with_the_worker_that_runs_it(tmp_path: Path) -> None:
+def test_a_compiler_ends_with_the_worker_that_runs_it(small: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ids")
     environment = pretend_cc(tmp_path / "bin", HUNG.format(fifo=tmp_path / "ids"))
-    command = [sys.executable, "-c", IN_A_WORKER, str(tmp_path / "cache")]
+    command = [sys.executable, "-c", IN_A_WORKER.format(sources=small), str(tmp_path / "cache")]
     with subprocess.Popen(command, env={**environment, "PYTHONPATH": PATHS}) as worker:
         pids = (tmp_path / "ids").read_text().split()
         worker.kill()

@@ -12,7 +12,6 @@ import hashlib
 import os
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +21,8 @@ import numpy as np
 import caldrix_kernels
 from caldrix_kernels.step import layout
 from caldrix_protocol.refusals import Refused
-from caldrixd.lanes.drivers import group
-from caldrixd.lanes.drivers.compiler import host_cpu
+from caldrixd.lanes.drivers import group, kernel_cache
+from caldrixd.lanes.drivers.compiler import LIBRARIES, host_cpu
 from caldrixd.lanes.drivers.cpu import find_compiler
 from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Report
@@ -41,6 +40,7 @@ FLAGS = (
     "-fPIC",
     "-shared",
 )
+LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
 LAYOUT = "layout.h"
 DIGEST_BYTES = 32
 # Ten times what it takes on a slow machine.
@@ -57,15 +57,17 @@ def c_kernels(level: str, cache: Path, environment: Mapping[str, str], report: R
     compiler = find_compiler(environment)
     if compiler is None:
         raise Refused("lane/cpu-no-compiler")
-    flags = (*FLAGS, f"-march={level}")
-    directory = cache / "c"
+    directory = cache / LIBRARIES
     try:
         _make_private(directory)
-        library = directory / f"{_digest(compiler, flags, environment)}.so"
-        if not _whole(library):
+        version = _run([compiler, "--version"], environment).stdout
+        library = directory / _name(version, level)
+        if not (kernel_cache.hold(library) and _whole(library)):
             started = time.monotonic()
             report("status/compiling", {})
-            _install(compiler, flags, environment, library)
+            _install(compiler, level, environment, library)
+            kernel_cache.hold(library)
+            kernel_cache.prune(directory, {_name(version, each) for each in LEVELS})
             report("status/compiled", {"seconds": round(time.monotonic() - started, 1)})
         return load(library)
     except OSError as error:
@@ -125,15 +127,19 @@ def _sources(*patterns: str) -> list[Path]:
     return sorted(path for pattern in patterns for path in SOURCES.glob(pattern))
 
 
-def _digest(compiler: str, flags: Sequence[str], environment: Mapping[str, str]) -> str:
-    version = _run([compiler, "--version"], environment).stdout
-    parts = [version, "\0".join(flags).encode(), layout_header().encode(), host_cpu().encode()]
+def _name(version: bytes, level: str) -> str:
+    """The file name of the library that a compiler of this version makes for a level."""
+    parts = [version, "\0".join(_flags(level)).encode(), layout_header().encode(), host_cpu().encode()]
     for path in _sources("**/cpu.c", "include/*.h"):
         parts += [str(path.relative_to(SOURCES)).encode(), path.read_bytes()]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:32]
+    return f"{digest.hexdigest()[:32]}.so"
+
+
+def _flags(level: str) -> tuple[str, ...]:
+    return (*FLAGS, f"-march={level}")
 
 
 def _make_private(directory: Path) -> None:
@@ -154,11 +160,11 @@ def _whole(library: Path) -> bool:
     return hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
 
 
-def _install(compiler: str, flags: Sequence[str], environment: Mapping[str, str], library: Path) -> None:
+def _install(compiler: str, level: str, environment: Mapping[str, str], library: Path) -> None:
     """Build beside the final place and rename: nobody finds half a library."""
-    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as directory:
-        target = Path(directory) / library.name
-        build(compiler, flags, environment, target)
+    with kernel_cache.building(library.parent) as directory:
+        target = directory / library.name
+        build(compiler, _flags(level), environment, target)
         with target.open("ab") as file:
             file.write(hashlib.sha256(target.read_bytes()).digest())
         target.replace(library)

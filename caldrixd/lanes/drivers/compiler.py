@@ -17,6 +17,7 @@ from pathlib import Path
 
 import caldrix_kernels
 from caldrix_protocol.refusals import Refused
+from caldrixd.lanes.drivers import kernel_cache
 from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Report
 
@@ -26,11 +27,15 @@ CPU_INFO = Path("/proc/cpuinfo")
 COMPLETE = "complete"
 # The variable that gives a worker its private directory for compiled kernels.
 KERNEL_CACHE = "CALDRIX_KERNEL_CACHE"
+# Below it, the directory of what cc compiled.
+LIBRARIES = "c"
 # What numba is told to compile for at a level below the host's: its own look at the processor would add
 # AVX-512 to the CPU's name alone.
 _V2 = "+cx16,+popcnt,+sahf,+sse3,+ssse3,+sse4.1,+sse4.2"
 _V3 = f"{_V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
-_TARGETS = {
+_TARGETS: dict[str, dict[str, str]] = {
+    "native": {},
+    "x86-64-v4": {},
     "x86-64-v2": {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": _V2},
     "x86-64-v3": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": _V3},
 }
@@ -70,14 +75,18 @@ def host_cpu() -> str:
 def worker_environment(cache_directory: Path, isa: str = "native") -> dict[str, str]:
     """The variables a worker needs before it imports numba. Makes the private cache directories.
 
-    `isa` "native" leaves it to numba what this processor is.
+    `isa` "native" leaves it to numba what this processor is. OSError where no files can be made there.
     """
-    target = _TARGETS.get(isa, {})
-    cpu = "\n".join((host_cpu(), *target.values()))
-    kernels = cache_directory / "kernels"
-    directory = kernels / source_digest(Path(caldrix_kernels.__file__).parent, cpu)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return {**target, "NUMBA_CACHE_DIR": str(directory), KERNEL_CACHE: str(kernels)}
+    kernels = cache_directory / kernel_cache.KERNELS
+    directory = kernels / _digest(isa)
+    kernel_cache.make_writable(directory)
+    kernel_cache.clear_builds(kernels / LIBRARIES)
+    return {**_TARGETS[isa], "NUMBA_CACHE_DIR": str(directory), KERNEL_CACHE: str(kernels)}
+
+
+def _digest(isa: str) -> str:
+    cpu = "\n".join((host_cpu(), *_TARGETS[isa].values()))
+    return source_digest(Path(caldrix_kernels.__file__).parent, cpu)
 
 
 def supply_conversions() -> None:
@@ -113,6 +122,7 @@ def import_kernels(report: Report) -> None:
         return
     cache = Path(directory)
     try:
+        kernel_cache.hold(cache)
         try:
             _import_interpreter(cache, report)
         except OSError:
@@ -136,6 +146,9 @@ def _import_interpreter(cache: Path, report: Report) -> None:
     report("status/compiled", {"seconds": round(time.monotonic() - started, 1)})
     with suppress(OSError):
         complete.touch()
+    current = {_digest(isa) for isa in _TARGETS}
+    if cache.name in current:
+        kernel_cache.prune(cache.parent, current)
 
 
 def _empty(cache: Path) -> None:
