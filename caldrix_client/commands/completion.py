@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from caldrix_client.commands.help import COMMANDS
 from caldrix_client.context import Context
 from caldrix_client.parse import Completion
+from caldrix_protocol.aliases import ALIASES
 from caldrix_protocol.option import Option
 from caldrix_protocol.options import is_accepted, options_of
 
-MODEL = "<model>"  # in the spelling of a command that takes one
-DIRECTORY = "DIR"  # in the name of a value that is one
+
+class Offer(NamedTuple):
+    """What may stand in a place: one of some words, or a directory."""
+
+    words: tuple[str, ...] = ()
+    directories: bool = False
+
+
+DIRECTORY = "DIR"  # in the name of a value that may be one
+ALIAS = "ALIAS"
+# The first argument of a command; of one with subcommands, their list.
+ARGUMENTS = {
+    "run": Offer(ALIASES, directories=True),
+    "pull": Offer(ALIASES),
+    "models": Offer(("list", "plan", "rm", "pin")),
+    "models plan": Offer(ALIASES, directories=True),
+    "models rm": Offer(ALIASES),
+    "stop": Offer(ALIASES, directories=True),
+    "completion": Offer(("bash", "zsh", "fish")),
+    "help": Offer(tuple(COMMANDS)),
+}
+GROUP = "models"
+SUBCOMMANDS = tuple(f"{GROUP} {name}" for name in ARGUMENTS[GROUP].words)
 
 
 def execute(command: Completion, context: Context) -> int:
@@ -18,10 +42,12 @@ def execute(command: Completion, context: Context) -> int:
     return 0
 
 
-def _choices(option: Option) -> tuple[str, ...]:
-    """The values of a flag that has a list of them, as its metavar shows: `auto|hip|metal|cpu`."""
+def _value(option: Option) -> Offer:
+    """What may be the value of a flag, as its metavar shows: `auto|hip|metal|cpu`, `DIR|ALIAS|REPO`."""
     metavar = option.metavar or ""
-    return tuple(metavar.split("|")) if metavar and metavar == metavar.lower() else ()
+    if metavar and metavar == metavar.lower():
+        return Offer(tuple(metavar.split("|")))
+    return Offer(ALIASES if ALIAS in metavar else (), DIRECTORY in metavar)
 
 
 def _flags(command: str) -> list[Option]:
@@ -32,67 +58,74 @@ def _spellings(option: Option) -> tuple[str, ...]:
     return (*option.aliases, option.name)
 
 
-def _words(command: str) -> tuple[str, ...]:
-    """What may follow a command that is written with a list of words: `bash|zsh|fish`."""
-    spelled = COMMANDS[command].spelled
-    return tuple(spelled.split("|")) if spelled[:1].isalpha() else ()
-
-
-def _takes_model(command: str) -> bool:
-    return MODEL in COMMANDS[command].spelled
-
-
 BASH = """\
 # Completion of caldrix for bash: eval "$(caldrix completion bash)"
-_caldrix_offer() {{
+_caldrix_words() {{
     local word
-    while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen "$@" -- "$current")
+    while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -W "$1" -- "$current")
+}}
+_caldrix_directories() {{
+    local word
+    compopt -o filenames 2> /dev/null
+    while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -d -- "$current")
 }}
 _caldrix() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}}
+    local command=${{COMP_WORDS[1]}} first=2
     COMPREPLY=()
     [[ $current == '=' ]] && current=
     [[ $before == '=' ]] && before=${{COMP_WORDS[COMP_CWORD - 2]}}
     if ((COMP_CWORD == 1)); then
-        _caldrix_offer -W '{commands}'
+        _caldrix_words '{commands}'
         return
     fi
-    case "${{COMP_WORDS[1]}} $before" in
+    if [[ $command == {group} ]] && ((COMP_CWORD > 2)); then
+        command+=" ${{COMP_WORDS[2]}}" first=3
+    fi
+    case "$command $before" in
 {values}
     esac
-    case "${{COMP_WORDS[1]}} $current" in
+    case "$command $current" in
 {flags}
+    esac
+    ((COMP_CWORD == first)) || return
+    case $command in
+{arguments}
     esac
 }}
 complete -F _caldrix caldrix"""
 
-FILES = "compopt -o filenames 2> /dev/null; _caldrix_offer -d"
-
 
 def _bash() -> str:
-    values = []
-    flags = []
-    for command in COMMANDS:
+    values, flags = [], []
+    for command in (*COMMANDS, *SUBCOMMANDS):
         for option in _flags(command):
-            if option.metavar is None:
-                continue
-            names = " | ".join(f"'{command} {name}'" for name in _spellings(option))
-            choices = f"_caldrix_offer -W '{' '.join(_choices(option))}'; " if _choices(option) else ""
-            offer = f"{FILES}; " if DIRECTORY in option.metavar else choices
-            values.append(f"        {names}) {offer}return ;;")
+            if option.metavar is not None:
+                names = " | ".join(f"'{command} {name}'" for name in _spellings(option))
+                values.append(f"        {names}) {_bash_offer(_value(option))}return ;;")
         if spelled := [name for option in _flags(command) for name in _spellings(option)]:
-            flags.append(f"        '{command} -'*) _caldrix_offer -W '{' '.join(spelled)}' ;;")
-        if _words(command):
-            offer = f"_caldrix_offer -W '{' '.join(_words(command))}'"
-            flags.append(f"        '{command} '*) ((COMP_CWORD == 2)) && {offer} ;;")
-        elif _takes_model(command):
-            flags.append(f"        '{command} '*) ((COMP_CWORD == 2)) && {{ {FILES}; }} ;;")
-    return BASH.format(commands=" ".join(COMMANDS), values="\n".join(values), flags="\n".join(flags))
+            flags.append(f"        '{command} -'*) _caldrix_words '{' '.join(spelled)}'; return ;;")
+    arguments = [f"        '{command}') {_bash_offer(offer)};;" for command, offer in ARGUMENTS.items()]
+    return BASH.format(
+        commands=" ".join(COMMANDS),
+        group=GROUP,
+        values="\n".join(values),
+        flags="\n".join(flags),
+        arguments="\n".join(arguments),
+    )
+
+
+def _bash_offer(offer: Offer) -> str:
+    words = f"_caldrix_words '{' '.join(offer.words)}'; " if offer.words else ""
+    return words + ("_caldrix_directories; " if offer.directories else "")
 
 
 ZSH = """\
 #compdef caldrix
 # Completion of caldrix for zsh: caldrix completion zsh > "${{fpath[1]}}/_caldrix"
+_caldrix_model() {{
+    _alternative 'aliases:alias:({aliases})' 'directories:directory:_directories'
+}}
 _caldrix() {{
     local -a commands
     commands=(
@@ -105,6 +138,11 @@ _caldrix() {{
     local command=$words[2]
     shift words
     ((CURRENT -= 1))
+    if [[ $command == {group} ]] && ((CURRENT > 2)); then
+        command+=" $words[2]"
+        shift words
+        ((CURRENT -= 1))
+    fi
     case $command in
 {arguments}
     esac
@@ -119,16 +157,22 @@ fi"""
 def _zsh() -> str:
     commands = [f"        '{name}:{_quoted(command.doc)}'" for name, command in COMMANDS.items()]
     arguments = []
-    for name in COMMANDS:
+    for name in (*COMMANDS, *SUBCOMMANDS):
         specs = [spec for option in _flags(name) for spec in _zsh_specs(option)]
-        if _words(name):
-            specs.append(f"'1:{COMMANDS[name].spelled}:({' '.join(_words(name))})'")
-        elif _takes_model(name):
-            specs.append("'1:model:_directories'")
+        if name in ARGUMENTS:
+            specs.append(f"'1:argument:{_zsh_offer(ARGUMENTS[name])}'")
         if specs:
             lines = " \\\n                ".join(specs)
-            arguments.append(f"        {name})\n            _arguments \\\n                {lines} ;;")
-    return ZSH.format(commands="\n".join(commands), arguments="\n".join(arguments))
+            arguments.append(f"        '{name}')\n            _arguments \\\n                {lines} ;;")
+    return ZSH.format(
+        aliases=" ".join(ALIASES), commands="\n".join(commands), group=GROUP, arguments="\n".join(arguments)
+    )
+
+
+def _zsh_offer(offer: Offer) -> str:
+    if offer.directories:
+        return "_caldrix_model" if offer.words else "_directories"
+    return f"({' '.join(offer.words)})" if offer.words else ""
 
 
 def _zsh_specs(option: Option) -> list[str]:
@@ -136,31 +180,38 @@ def _zsh_specs(option: Option) -> list[str]:
     if option.metavar is None:
         return [f"'{name}[{doc}]'" for name in _spellings(option)]
     what = option.metavar.replace(":", "\\:")
-    choices = f"({' '.join(_choices(option))})" if _choices(option) else ""
-    action = "_directories" if DIRECTORY in option.metavar else choices
     many = "*" if option.many > 1 else ""
     return [
-        f"'{many}{name}{'=' if name.startswith('--') else '+'}[{doc}]:{what}:{action}'"
+        f"'{many}{name}{'=' if name.startswith('--') else '+'}[{doc}]:{what}:{_zsh_offer(_value(option))}'"
         for name in _spellings(option)
     ]
 
 
 FISH = """\
 # Completion of caldrix for fish: caldrix completion fish > ~/.config/fish/completions/caldrix.fish
+function __caldrix_in
+    set -l words (commandline -opc)
+    set -l last (math 1 + (count $argv))
+    test "$words[2..$last]" = "$argv"
+end
+function __caldrix_next
+    test (count (commandline -opc)) -eq (math 1 + (count $argv)); and __caldrix_in $argv
+end
 complete -c caldrix -f
 """
 
 
 def _fish() -> str:
-    lines = []
-    for name, command in COMMANDS.items():
-        lines.append(f"complete -c caldrix -n __fish_use_subcommand -a {name} -d '{_quoted(command.doc)}'")
-        within = f"complete -c caldrix -n '__fish_seen_subcommand_from {name}'"
+    lines = [
+        f"complete -c caldrix -n __fish_use_subcommand -a {name} -d '{_quoted(command.doc)}'"
+        for name, command in COMMANDS.items()
+    ]
+    for name in (*COMMANDS, *SUBCOMMANDS):
+        within = f"complete -c caldrix -n '__caldrix_in {name}'"
         lines += [f"{within} {_fish_flag(option)} -d '{_quoted(option.doc)}'" for option in _flags(name)]
-        if _words(name):
-            lines.append(f"{within} -a '{' '.join(_words(name))}'")
-        elif _takes_model(name):
-            lines.append(f"{within} -a '(__fish_complete_directories)'")
+        if name in ARGUMENTS:
+            after = f"complete -c caldrix -n '__caldrix_next {name}'"
+            lines.append(f"{after} -a '{_fish_offer(ARGUMENTS[name])}'")
     return FISH + "\n".join(lines)
 
 
@@ -170,10 +221,13 @@ def _fish_flag(option: Option) -> str:
     )
     if option.metavar is None:
         return names
-    if DIRECTORY in option.metavar:
-        return f"{names} -x -a '(__fish_complete_directories)'"
-    choices = _choices(option)
-    return f"{names} -x -a '{' '.join(choices)}'" if choices else f"{names} -x"
+    offer = _fish_offer(_value(option))
+    return f"{names} -x -a '{offer}'" if offer else f"{names} -x"
+
+
+def _fish_offer(offer: Offer) -> str:
+    directories = ("(__fish_complete_directories)",) if offer.directories else ()
+    return " ".join((*offer.words, *directories))
 
 
 def _quoted(text: str) -> str:

@@ -1,18 +1,24 @@
-"""The completion scripts, and bash completing command lines with its own."""
+"""The completion scripts, and each shell completing command lines with its own."""
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import select
 import shutil
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from caldrix_client.commands.help import COMMANDS
 from caldrix_client.parse import SHELLS
+from caldrix_protocol.aliases import ALIASES
 from caldrix_protocol.options import is_accepted, options_of
+from caldrixd.models import aliases
 from tests.support.cli import SECONDS, Home
 
 # Completes the words given after the script, the last one being typed, and prints what it offers.
@@ -61,7 +67,7 @@ def test_bash_completes_commands(completed: Complete) -> None:
     assert completed("ver") == ["version"]
     assert completed("completion", "") == list(SHELLS)
     assert completed("models", "p") == ["plan", "pin"]
-    assert completed("models", "plan", "") == []
+    assert completed("models", "list", "") == []
     assert completed("version", "") == []
 
 
@@ -88,6 +94,137 @@ def test_bash_completes_directories(completed: Complete) -> None:
 def test_bash_finds_no_fault_in_its_script(home: Home) -> None:
     done = subprocess.run(("bash", "-n"), input=script(home, "bash"), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# A command line up to the cursor, and what every shell offers there.
+LINES = {
+    "caldrix ": {*COMMANDS},
+    "caldrix run ": {*ALIASES, "model one", "modest"},
+    "caldrix run mod": {"model one", "modest"},
+    "caldrix run smollm2": {"smollm2", "smollm2-instruct"},
+    "caldrix run modest ": set(),
+    "caldrix run modest mod": set(),
+    "caldrix run demo --te": {"--temperature"},
+    "caldrix run demo --backend ": {"auto", "hip", "metal", "cpu"},
+    "caldrix run demo --draft-model ": {*ALIASES, "model one", "modest"},
+    "caldrix run demo --seed ": set(),
+    "caldrix run stop --da": set(),
+    "caldrix pull ": {*ALIASES},
+    "caldrix pull demo --p": {"--plain"},
+    "caldrix models ": {"list", "plan", "rm", "pin"},
+    "caldrix models plan ": {*ALIASES, "model one", "modest"},
+    "caldrix models plan demo --": {"--ctx", "--backend", "--threads", "--dtype"},
+    "caldrix models plan demo --dtype ": {"f32", "bf16"},
+    "caldrix models rm ": {*ALIASES},
+    "caldrix models rm demo --": {"--yes"},
+    "caldrix models list ": set(),
+    "caldrix stop mod": {"model one", "modest"},
+    "caldrix stop --": {"--daemon"},
+    "caldrix completion ": {*SHELLS},
+    "caldrix help mo": {"models"},
+    "caldrix version ": set(),
+}
+# Writes what would be offered to a file, and then offers it.
+ZSH = """\
+PROMPT='READY ' LISTMAX=1000
+autoload -U compinit; compinit -u -D
+source "$SCRIPT"
+compadd() {
+    local -a found
+    if (( ${@[(I)-[OAD]]} )); then builtin compadd "$@"; return; fi
+    builtin compadd -O found "$@"
+    print -rl -- ${(Q)found} >> "$OFFERS"
+    builtin compadd "$@"
+}
+"""
+
+
+def in_bash(script: Path, lines: Sequence[str]) -> list[list[str]]:
+    offers = []
+    for line in lines:
+        command = ("bash", "--norc", "-c", BASH, "bash", str(script), *line.split(" "))
+        done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=SECONDS)
+        assert (done.returncode, done.stderr) == (0, "")
+        offers.append(done.stdout.splitlines())
+    return offers
+
+
+def in_fish(script: Path, lines: Sequence[str]) -> list[list[str]]:
+    offers = []
+    for line in lines:
+        command = ("fish", "--no-config", "-c", f"source {script}; complete -C '{line}'")
+        home = {"HOME": str(script.parent), "PATH": os.environ["PATH"]}
+        done = subprocess.run(
+            command, cwd=script.parent, env=home, capture_output=True, text=True, timeout=SECONDS
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        offers.append([offer.partition("\t")[0].rstrip("/") for offer in done.stdout.splitlines()])
+    return offers
+
+
+def in_zsh(script: Path, lines: Sequence[str]) -> list[list[str]]:
+    """zsh completes for its line editor alone: it gets a terminal, and Tab."""
+    path = script.parent / "offers"
+    (script.parent / ".zshrc").write_text(ZSH)
+    keys, terminal = pty.openpty()
+    variables = {"ZDOTDIR": str(script.parent), "SCRIPT": str(script), "OFFERS": str(path), "TERM": "xterm"}
+    shell = subprocess.Popen(
+        ("zsh", "-i", "-d"),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=script.parent,
+        env=variables | {"HOME": str(script.parent), "PATH": os.environ["PATH"]},
+        start_new_session=True,
+    )
+    offers = []
+    try:
+        seen(keys, b"READY ")
+        for number, line in enumerate(lines):
+            path.write_text("")
+            os.write(keys, f"{line}\t\x15print '<'{number}'>'\n".encode())
+            seen(keys, f"<{number}>".encode(), b"READY ")
+            offers.append(path.read_text().splitlines())
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(terminal)
+        os.close(keys)
+    return offers
+
+
+def seen(keys: int, *texts: bytes) -> None:
+    """Wait until a terminal shows one text after the other."""
+    shown = b""
+    deadline = time.monotonic() + SECONDS
+    for text in texts:
+        while text not in shown:
+            assert select.select([keys], [], [], deadline - time.monotonic())[0], shown
+            shown += os.read(keys, 1 << 16)
+        shown = shown.partition(text)[2]
+
+
+@pytest.mark.parametrize(("shell", "offered"), [("bash", in_bash), ("zsh", in_zsh), ("fish", in_fish)])
+def test_each_shell_completes_with_its_script(
+    home: Home, tmp_path: Path, shell: str, offered: Callable[[Path, Sequence[str]], list[list[str]]]
+) -> None:
+    """zsh offers flags also where none was begun; those are left out."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    path = tmp_path / f"completion.{shell}"
+    path.write_text(script(home, shell))
+    (tmp_path / "model one").mkdir()
+    (tmp_path / "modest").mkdir()
+    (tmp_path / "model.txt").touch()
+    found = {}
+    for line, offers in zip(LINES, offered(path, list(LINES)), strict=True):
+        wanted = "-" in line.split(" ")[-1]
+        found[line] = {offer for offer in offers if offer and (wanted or offer[0] != "-")}
+    assert found == LINES
+
+
+def test_the_aliases_are_those_of_the_daemon() -> None:
+    assert ALIASES == aliases.NAMES
 
 
 @pytest.mark.parametrize("shell", SHELLS)
