@@ -57,6 +57,11 @@ class Speaker(NamedTuple):
         ctx = self.opened.ctx
         return min(ctx // 4 if self.limit is None else self.limit, ctx // 2)
 
+    @property
+    def _at_max_context(self) -> bool:
+        """Whether --max-context is what the context would have to be larger than."""
+        return self.command.bounded and self.opened.ctx == self.command.max_context
+
     def require_system(self) -> None:
         """Raise Refused where no system message is sent (usage/system-raw, notice/no-system)."""
         if self.command.raw:
@@ -86,9 +91,11 @@ class Speaker(NamedTuple):
                     else:
                         dropping_said |= type(event) is Notice and event.code == "notice/dropped-turns"
                         show(event, self.terminal)
-            except Refused:
+            except Refused as refused:
                 if interrupts.count:
                     raise KeyboardInterrupt from None
+                if refused.code == "message/too-long" and self._at_max_context:
+                    raise Refused("message/over-max-context", **refused.fields) from None
                 raise
             finally:
                 self._show("", "" if self.command.json else thinking.finish())
@@ -112,7 +119,8 @@ class Speaker(NamedTuple):
     def _say_if_full(self, done: Done) -> None:
         """Say that the context, and not --max-tokens, ended the answer."""
         if done.finish_reason == "length" and (self.limit is None or len(done.ids) < self.limit):
-            self.terminal.say(sentence("notice/context-full", ctx=self.opened.ctx))
+            flag = "--max-context" if self._at_max_context else "--ctx"
+            self.terminal.say(sentence("notice/context-full", ctx=self.opened.ctx, flag=flag))
 
     def _account(self, answer: Answer) -> None:
         timings = answer.done.timings._replace(load_seconds=self.opened.load_seconds)

@@ -90,7 +90,7 @@ def _execute(command: Command, context: Context) -> int:
         case parse.Help():
             from caldrix_client.commands import help as usage
 
-            return usage.execute(context)
+            return usage.execute(command, context)
 
 
 def _hold_standard_descriptors() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,11 +54,9 @@ class Run(NamedTuple):
         return Sampling(*[getattr(self, name) for name in Sampling._fields])
 
     @property
-    def bounded_ctx(self) -> int | None:
-        """--ctx within --max-context; None leaves it to the daemon, whose default is DEFAULT_CTX at most."""
-        if self.max_context is None or self.max_context >= (self.ctx or DEFAULT_CTX):
-            return self.ctx
-        return self.max_context
+    def bounded(self) -> bool:
+        """Whether --max-context leaves less than --ctx, or the daemon's default, would have been."""
+        return self.max_context is not None and self.max_context < (self.ctx or DEFAULT_CTX)
 
 
 class Pull(NamedTuple):
@@ -107,7 +105,9 @@ class Version(NamedTuple):
 
 
 class Help(NamedTuple):
-    """`caldrix help`."""
+    """`caldrix help`: of one command or program, or of all of them."""
+
+    topic: str | None = None
 
 
 Command = Run | Pull | Models | Ps | Stop | Doctor | Completion | Version | Help
@@ -117,48 +117,55 @@ _BARE: dict[str, Command] = {
     "doctor": Doctor(),
     "version": Version(),
     "--version": Version(),
-    "help": Help(),
-    "--help": Help(),
-    "-h": Help(),
 }
 
 
 def parse(arguments: list[str]) -> Command:
     """The command of `arguments` (argv without the program). Raises Refused for anything it cannot mean."""
-    if not arguments:
-        return Help()
-    name, *rest = arguments
-    if name == "run":
-        return _run(rest)
-    if name == "stop":
-        return _stop(rest)
-    if name == "completion":
-        return _completion(rest)
-    if name == "pull":
-        return _of_one_model("pull", Pull, rest)
-    if name == "models":
-        return _models(rest)
+    name, *rest = arguments or ["help"]
+    if name in _WITH_ARGUMENTS:
+        return _WITH_ARGUMENTS[name](rest)
+    if name in _BARE:
+        return _bare(name, rest)
+    raise unknown(name, (*_WITH_ARGUMENTS, *_BARE))
+
+
+def unknown(name: str, names: Iterable[str]) -> Refused:
+    """The refusal of a command that is none of `names`; one that is to come is said to be."""
     if name == "serve":
-        raise Refused("usage/not-available", what="caldrix serve")
-    if name not in _BARE:
-        raise Refused("usage/unknown-command", command=name)
-    if rest and rest[0] in HELP_FLAGS:
-        return Help()
-    if rest:
-        raise Refused("usage/takes-no-arguments", command=name, argument=rest[0])
+        return Refused("usage/not-available", what="caldrix serve")
+    nearest = options.near(name, [known for known in names if not known.startswith("-")])
+    if nearest is None:
+        return Refused("usage/unknown-command", command=name)
+    return Refused("usage/misspelt-command", command=name, nearest=nearest)
+
+
+def _bare(name: str, arguments: list[str]) -> Command:
+    if arguments and arguments[0] in HELP_FLAGS:
+        return Help(name)
+    if arguments:
+        raise Refused("usage/takes-no-arguments", command=name, argument=arguments[0])
     return _BARE[name]
+
+
+def _help(arguments: list[str]) -> Help:
+    if arguments and arguments[0] in HELP_FLAGS:
+        return Help("help")
+    if len(arguments) > 1:
+        raise Refused("usage/takes-no-arguments", command=f"help {arguments[0]}", argument=arguments[1])
+    return Help(*arguments)
 
 
 def _run(arguments: list[str]) -> Run | Help:
     if not arguments or not arguments[0]:
         raise Refused("usage/model-required")
     if arguments[0] in HELP_FLAGS:
-        return Help()
+        return Help("run")
     if arguments[0].startswith("-"):
         raise Refused("usage/model-first", flag=arguments[0].partition("=")[0])
     read = _flags("run", arguments[1:])
     if read is None:
-        return Help()
+        return Help("run")
     values, others = read
     if others:
         raise Refused("usage/extra-argument", command="run", argument=others[0])
@@ -173,7 +180,7 @@ def _run(arguments: list[str]) -> Run | Help:
 def _stop(arguments: list[str]) -> Stop | Help:
     read = _flags("stop", arguments)
     if read is None:
-        return Help()
+        return Help("stop")
     values, models = read
     if len(models) > 1:
         raise Refused("usage/extra-argument", command="stop", argument=models[1])
@@ -185,7 +192,7 @@ def _stop(arguments: list[str]) -> Stop | Help:
 def _models(arguments: list[str]) -> Pull | Models | Help:
     action, *rest = arguments or ["nothing"]
     if action in HELP_FLAGS or (rest[:1] and rest[0] in HELP_FLAGS):
-        return Help()
+        return Help("models")
     if action in ("plan", "rm"):
         return _of_one_model(f"models {action}", partial(Models, action), rest)
     if action not in ("list", "pin"):
@@ -195,12 +202,16 @@ def _models(arguments: list[str]) -> Pull | Models | Help:
     return Models(action)
 
 
+def _pull(arguments: list[str]) -> Pull | Models | Help:
+    return _of_one_model("pull", Pull, arguments)
+
+
 def _of_one_model(
     command: str, make: Callable[..., Pull | Models], arguments: list[str]
 ) -> Pull | Models | Help:
     read = _flags(command, arguments)
     if read is None:
-        return Help()
+        return Help(command.split()[0])
     values, models = read
     if not models or not models[0]:
         raise Refused("usage/model-needed", command=command)
@@ -211,7 +222,7 @@ def _of_one_model(
 
 def _completion(arguments: list[str]) -> Completion | Help:
     if arguments and arguments[0] in HELP_FLAGS:
-        return Help()
+        return Help("completion")
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise Refused("usage/completion", given=" ".join(arguments) or "nothing")
     return Completion(arguments[0])
@@ -229,3 +240,15 @@ def _flags(command: str, arguments: list[str]) -> tuple[dict[str, Any], list[str
         else:
             others.append(value)
     return values, others
+
+
+_WITH_ARGUMENTS: dict[str, Callable[[list[str]], Command]] = {
+    "run": _run,
+    "pull": _pull,
+    "models": _models,
+    "stop": _stop,
+    "completion": _completion,
+    "help": _help,
+    "--help": _help,
+    "-h": _help,
+}

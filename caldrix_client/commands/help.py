@@ -6,6 +6,7 @@ import textwrap
 from typing import NamedTuple
 
 from caldrix_client.context import Context
+from caldrix_client.parse import Help, unknown
 from caldrix_protocol.option import Option
 from caldrix_protocol.options import is_accepted, options_of
 
@@ -26,37 +27,63 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command("", "show which lanes can run here, and why the others cannot"),
     "completion": Command("bash|zsh|fish", "print what lets this shell complete command lines"),
     "version": Command("", "print the version"),
-    "help": Command("", "print this text"),
+    "help": Command("[command]", "print this text, or the part of one command"),
 }
 USAGE = "caldrix runs language models on your own machine."
 MODEL = """\
-<model> is a directory with config.json, tokenizer.json and *.safetensors, or `demo`. It comes first; flags
-follow it, as `--flag value` or `--flag=value`. The answer goes to stdout, everything else to stderr."""
+<model> is a directory with config.json, tokenizer.json and *.safetensors; `demo`; or a repo of the Hugging
+Face hub as owner/name, owner/name@revision or an alias (`caldrix models list` shows those). It comes first;
+flags follow it, as `--flag value` or `--flag=value`."""
 CHAT = """\
+The answer goes to stdout, everything else to stderr.
+
 In a chat, /help lists the commands, Ctrl-C stops an answer, and Ctrl-C or Ctrl-D at the prompt ends the chat.
 
 Exit status: 0 answered; 1 refused or failed, with the reason on stderr; 2 a mistake in the command line;
 130 interrupted with Ctrl-C; 141 nobody reads the answer; 143 ended by SIGTERM."""
 WIDTH = 32  # of a command as it is written, in the list of them
 INDENT = 6
-# Title -> the command whose records follow it.
+PROGRAM = "caldrixd"
+# Topic -> title -> the command whose records follow it.
 FLAGS = {
-    "caldrix run": "run",
-    "caldrix models plan": "models plan",
-    "caldrix models rm": "models rm",
-    "caldrix stop": "stop",
-    "caldrixd, the daemon": "caldrixd",
+    "run": {"caldrix run": "run"},
+    "pull": {"caldrix pull": "pull"},
+    "models": {"caldrix models plan": "models plan", "caldrix models rm": "models rm"},
+    "stop": {"caldrix stop": "stop"},
+    PROGRAM: {"caldrixd, the daemon": "caldrixd"},
 }
+# What is said of a topic before its flags, and after them.
+BEFORE = {"run": [MODEL], "pull": [MODEL], "models": [MODEL]}
+AFTER = {"run": [CHAT]}
 
 
-def execute(context: Context) -> int:
-    lists = [_list(title, command) for title, command in FLAGS.items()]
-    context.terminal.result("\n\n".join((USAGE, _commands(), MODEL, *lists, CHAT)))
+def execute(command: Help, context: Context) -> int:
+    """Raises Refused (usage/unknown-command, usage/misspelt-command) for a topic that is no command."""
+    context.terminal.result("\n\n".join(_all() if command.topic is None else _of(command.topic)))
     return 0
 
 
+def _all() -> list[str]:
+    lists = [_list(title, name) for titles in FLAGS.values() for title, name in titles.items()]
+    return [USAGE, _commands(), MODEL, *lists, CHAT]
+
+
+def _of(topic: str) -> list[str]:
+    names = (*COMMANDS, PROGRAM)
+    if topic not in names:
+        raise unknown(topic, names)
+    command = COMMANDS.get(topic)
+    head = [] if command is None else [f"{_written(topic, command)}: {command.doc}"]
+    lists = [_list(title, name) for title, name in FLAGS.get(topic, {}).items()]
+    return [*head, *BEFORE.get(topic, ()), *lists, *AFTER.get(topic, ())]
+
+
+def _written(name: str, command: Command) -> str:
+    return f"caldrix {name} {command.spelled}".rstrip()
+
+
 def _commands() -> str:
-    written = {f"caldrix {name} {command.spelled}": command.doc for name, command in COMMANDS.items()}
+    written = {_written(name, command): command.doc for name, command in COMMANDS.items()}
     return "\n".join(f"  {line:{WIDTH}}  {doc}" for line, doc in written.items())
 
 

@@ -105,11 +105,11 @@ def _mib(size: int) -> str:
 def _remove(command: Command, context: Context) -> None:
     model, environment = model_argument(command.model), for_request(context.environment)
     terminal = context.terminal
+    if not command.yes and not terminal.interactive:
+        raise Refused("usage/no-terminal")
     found = _removal(Remove(model, environment), context)
     size = round(found.size / 1e6)
     if not command.yes:
-        if not terminal.interactive:
-            raise Refused("usage/no-terminal")
         terminal.say(sentence("status/removal", model=model, path=found.path, size=size))
         if not _confirmed(context):
             terminal.say(sentence("status/kept", model=model))

@@ -32,7 +32,7 @@ def execute(command: Run, context: Context) -> int:
         model_argument(command.model),
         for_request(context.environment),
         backend=command.backend,
-        ctx=command.bounded_ctx,
+        ctx=command.max_context if command.bounded else command.ctx,
         dtype=command.dtype,
         threads=command.threads or 0,
         max_batch=command.max_batch or 8,
@@ -42,7 +42,8 @@ def execute(command: Run, context: Context) -> int:
     system = None if command.system is None else _system(command.system)
     prompt = _prompt(command, context.terminal)
     with connect(context.environment, context.started) as channel:
-        speaker = Speaker(channel, _open(channel, request, context.terminal), command, context.terminal)
+        opened = _open_bounded(channel, request, command, context.terminal)
+        speaker = Speaker(channel, opened, command, context.terminal)
         if command.draft_model is not None:
             context.terminal.say(sentence("notice/no-speculation", draft=command.draft_model))
         _say_what_is_missing(speaker)
@@ -84,6 +85,18 @@ def _prompt(command: Run, terminal: Terminal) -> str | None:
     if not text:
         raise Refused("usage/stdin-empty", flag="--stdin" if command.stdin else f"-p {STDIN}")
     return f"{command.prompt}\n\n{text}" if command.stdin else text
+
+
+def _open_bounded(channel: Channel, request: Open, command: Run, terminal: Terminal) -> Opened:
+    """Open with a context within --max-context, which asks for none: a model made for less has its own."""
+    try:
+        return _open(channel, request, terminal)
+    except Refused as refused:
+        if refused.code != "run/ctx-too-long" or not command.bounded:
+            raise
+        if command.ctx is not None:
+            raise Refused(refused.code, **refused.fields | {"ctx": command.ctx}) from None
+    return _open(channel, request._replace(ctx=None), terminal)
 
 
 def _open(channel: Channel, request: Open, terminal: Terminal) -> Opened:

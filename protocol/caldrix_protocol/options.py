@@ -45,10 +45,14 @@ MAX_CTX = 1 << 20
 MAX_THREADS = 256
 MAX_COUNT = 2**63 - 1
 
+# What is taken for a mistyped name: its first letters, at least so many, or a text as like as this (0 to 1).
+LEAST_PREFIX = 3
+LIKENESS = 0.65
+
 HELP_FLAGS = ("-h", "--help")
 
-# The row that refuses a flag no record describes. Elsewhere every flag is caldrix's own.
-UNKNOWN_FLAG = {"run": "run/unknown-flag"}
+# Commands whose unknown flags are the engine's, which refuses them; elsewhere every flag is caldrix's own.
+ENGINES_FLAGS = ("run",)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -411,7 +415,27 @@ def find(command: str, flag: str) -> Option:
             if option.refused is not None:
                 raise Refused(option.refused, flag=flag, what=flag)
             return option
-    raise Refused(UNKNOWN_FLAG.get(command, "usage/unknown-flag"), flag=flag)
+    raise _unknown(command, flag)
+
+
+def _unknown(command: str, flag: str) -> Refused:
+    accepted = [option for option in options_of(command) if is_accepted(option)]
+    nearest = near(flag, [name for option in accepted for name in (option.name, *option.aliases)])
+    engines = command in ENGINES_FLAGS
+    if nearest is None:
+        return Refused("run/unknown-flag" if engines else "usage/unknown-flag", flag=flag)
+    return Refused("run/misspelt-flag" if engines else "usage/misspelt-flag", flag=flag, nearest=nearest)
+
+
+def near(typed: str, names: Sequence[str]) -> str | None:
+    """Which of `names` was meant, if it can be guessed."""
+    from difflib import get_close_matches  # only for a mistake: it costs more than this module
+
+    written = {name.lstrip("-"): name for name in names}
+    meant = typed.lstrip("-").lower().replace("_", "-")
+    longer = [name for name in written if name.startswith(meant) and len(meant) >= LEAST_PREFIX]
+    found = longer or get_close_matches(meant, written, 1, LIKENESS)
+    return written[found[0]] if found else None
 
 
 def value(option: Option, flag: str, text: str | None) -> Any:

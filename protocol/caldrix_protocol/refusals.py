@@ -33,6 +33,7 @@ class Row(NamedTuple):
 _TABLE: tuple[Row, ...] = (
     # --- command line ---------------------------------------------------------------------------
     Row("usage/unknown-command", USAGE, "unknown command {command}; `caldrix help` lists the commands"),
+    Row("usage/misspelt-command", USAGE, "unknown command {command}; did you mean {nearest}?"),
     Row("usage/takes-no-arguments", USAGE, "{command} takes no arguments, got {argument}"),
     Row("usage/extra-argument", USAGE, "{command} takes one model, got also {argument}"),
     Row("usage/model-needed", USAGE, "the model is required: caldrix {command} <model>"),
@@ -50,6 +51,7 @@ _TABLE: tuple[Row, ...] = (
     Row("usage/needs-value", USAGE, "{flag} needs a value"),
     Row("usage/takes-no-value", USAGE, "{flag} takes no value"),
     Row("usage/unknown-flag", USAGE, "unknown flag {flag}; `caldrix help` lists the flags"),
+    Row("usage/misspelt-flag", USAGE, "unknown flag {flag}; did you mean {nearest}?"),
     Row("usage/no-http", USAGE, "{flag}: caldrix run serves no HTTP; use caldrix serve"),
     Row("usage/model-dir", USAGE, "--model-dir: give the model as the first argument"),
     Row(
@@ -81,6 +83,7 @@ _TABLE: tuple[Row, ...] = (
         "--system needs the chat template, which --raw leaves out; give one of the two",
     ),
     Row("run/unknown-flag", RUN, "unknown flag {flag}; `caldrix help` lists the flags"),
+    Row("run/misspelt-flag", RUN, "unknown flag {flag}; did you mean {nearest}?"),
     Row("run/ctx", RUN, "--ctx must be an integer from 1 to 1048576, got {value}"),
     Row("run/threads", RUN, "--threads must be an integer from 1 to 256, got {value}"),
     Row("run/dtype", RUN, "--dtype must be f32 or bf16, got {value}"),
@@ -543,6 +546,12 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "demo/offline",
         RUN,
+    Row(
+        "message/over-max-context",
+        MESSAGE,
+        "the prompt has {tokens} tokens and --max-context allows {ctx}; restart with a larger --max-context "
+        "or send a shorter message",
+    ),
         "{variable} is set, so the demo model is not downloaded, and it is not in the cache yet",
     ),
     Row(
@@ -578,7 +587,7 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "notice/context-full",
         NOTICE,
-        "the context of {ctx} tokens is full, so the answer ends here; restart with a larger --ctx",
+        "the context of {ctx} tokens is full, so the answer ends here; restart with a larger {flag}",
     ),
     Row(
         "notice/kernel-cache",

@@ -104,7 +104,7 @@ def one_of(*names: str) -> Described:
             raise BadValue("must be one of " + ", ".join(names))
         return value
 
-    return Described("one of " + ", ".join(names), check)
+    return Described("one of " + ", ".join(name or "empty text" for name in names), check)
 
 
 def any_of(description: str, inner: Mapping[type[Any], Described]) -> Described:

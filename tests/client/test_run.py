@@ -443,3 +443,30 @@ def test_nothing_is_named_from_a_deleted_working_directory(
         )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"caldrix: {named}: no such directory\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked", "status"),
+    [
+        (("--max-context", "64"), [64, None], 0),
+        (("--max-context", "64", "--ctx", "96"), [64], 1),
+        (("--max-context", "96", "--ctx", "64"), [64], 1),
+        (("--max-context", "4096"), [None], 0),
+    ],
+)
+def test_max_context_asks_a_small_model_for_no_more_than_it_has(
+    home: Home, flags: tuple[str, ...], asked: list[int | None], status: int
+) -> None:
+    def made_for_20(talk: Talk, request: Message) -> None:
+        if type(request) is Open and request.ctx is not None:
+            talk.send(as_refusal(Refused("run/ctx-too-long", ctx=request.ctx, limit=20)))
+        else:
+            Model("x")(talk, request)
+
+    with Peer(home.address, made_for_20) as peer:
+        result = home.caldrix("run", "demo", "-p", "x", *flags)
+    assert [request.ctx for request in peer.requests if type(request) is Open] == asked
+    assert result.status == status
+    if status:
+        wanted = flags[flags.index("--ctx") + 1]
+        assert result.err == f"caldrix: {sentence('run/ctx-too-long', ctx=wanted, limit=20)}\n"

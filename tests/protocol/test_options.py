@@ -298,18 +298,38 @@ def test_what_caldrix_itself_refuses_has_status_2(flag: str, text: str | None, w
     assert EXIT_STATUS[refused.kind] == 2
 
 
-@pytest.mark.parametrize("flag", ["--cpu", "--promp", "-x", "--", "-pfoo", "--daemon", "--PROMPT"])
-def test_any_other_flag_of_run_is_the_engines(flag: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [
+        ("--nope", None),
+        ("-x", None),
+        ("--", None),
+        ("-pfoo", None),
+        ("--daemon", None),
+        ("--queue-depht", None),  # which is to come
+        ("--prot", "--prompt"),  # --port is refused
+        ("--PROMPT", "--prompt"),
+        ("--promp", "--prompt"),
+        ("--temp", "--temperature"),
+        ("-max-tokens", "--max-tokens"),
+        ("--max_tokens", "--max-tokens"),
+        ("--quite", "--quiet"),
+        ("--max", "--max-tokens"),
+        ("-P", "-p"),
+    ],
+)
+def test_any_other_flag_of_run_is_the_engines(flag: str, nearest: str | None) -> None:
     refused = refusal(flag)
-    assert refused.code == "run/unknown-flag"
-    assert refused.text.startswith(f"unknown flag {flag}")
+    assert refused.code == ("run/unknown-flag" if nearest is None else "run/misspelt-flag")
+    assert refused.text.startswith(f"unknown flag {flag}; ")
+    assert refused.fields.get("nearest") == nearest
     assert EXIT_STATUS[refused.kind] == 1
 
 
 @pytest.mark.parametrize("command", ["stop", "ps", "doctor", "caldrixd", "version"])
 def test_elsewhere_an_unknown_flag_has_status_2(command: str) -> None:
     refused = refusal("--prompt", "x", command)
-    assert refused.code == "usage/unknown-flag"
+    assert refused.text == "unknown flag --prompt; `caldrix help` lists the flags"
     assert EXIT_STATUS[refused.kind] == 2
 
 

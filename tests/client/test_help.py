@@ -1,0 +1,33 @@
+"""`caldrix help`: every flag that can be given is in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from caldrix_client.commands.help import COMMANDS, FLAGS, USAGE
+from caldrix_protocol.option import Option
+from caldrix_protocol.options import OPTIONS, is_accepted, options_of
+from tests.support.cli import Home
+
+
+def shown(text: str, option: Option) -> bool:
+    return f"  {option.name}" in text or f", {option.name}" in text
+
+
+@pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",)])
+def test_help_names_every_flag(home: Home, arguments: tuple[str, ...]) -> None:
+    result = home.caldrix(*arguments)
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith(USAGE)
+    for option in OPTIONS:
+        assert shown(result.out, option) == is_accepted(option)
+    assert max(map(len, result.out.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("topic", [*COMMANDS, "caldrixd"])
+def test_help_of_a_command_names_its_flags_alone(home: Home, topic: str) -> None:
+    result = home.caldrix("help", topic)
+    assert (result.status, result.err) == (0, "")
+    own = [option for command in FLAGS.get(topic, {}).values() for option in options_of(command)]
+    for option in OPTIONS:
+        assert shown(result.out, option) == (option in own and is_accepted(option))
