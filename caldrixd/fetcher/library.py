@@ -11,7 +11,8 @@ import errno
 import json
 import re
 import resource
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from caldrixd.models.hub import COMMIT, Repo
 NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
 
 CONNECT_SECONDS = 10.0
+LEAST_RATE = 1024  # bytes a second, over two of the times that a host may be silent
 # For one small file: two for its size and place, two for its bytes, and some more when they fail. The library
 # would try for ten minutes.
 MAX_REQUESTS = 6
@@ -56,10 +58,28 @@ class Listing:
     files: Mapping[str, File]
 
 
-class Hub:
-    """Requests for `repo`, which the user called `model`. `seconds` is how long a host may be silent."""
+class Slow(Exception):
+    """A host that goes on sending, at less than LEAST_RATE."""
 
-    def __init__(self, endpoint: str, repo: Repo, model: str, cache: Path, seconds: float) -> None:
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+
+class Hub:
+    """Requests for `repo`, which the user called `model`.
+
+    `seconds` is how long a host may be silent; `clock` gives seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        repo: Repo,
+        model: str,
+        cache: Path,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused("hub/endpoint", value=endpoint)
@@ -68,6 +88,7 @@ class Hub:
         self.model = model
         self.cache = cache
         self._seconds = seconds
+        self._clock = clock
         self._requests_left: int | None = None  # None: as many as we make ourselves
         with self.border():
             usual = get_session()
@@ -125,7 +146,7 @@ class Hub:
 
     @contextmanager
     def stream(self, name: str, commit: str, offset: int) -> Iterator[Any]:
-        """The response to a GET for a file from the byte `offset` on. Raises NetworkError."""
+        """The response to a GET for a file from the byte `offset` on. Raises NetworkError and Slow."""
         url = f"{self.endpoint}/{self.repo.name}/resolve/{commit}/{quote(name)}"
         headers = build_hf_headers()
         if offset:
@@ -153,7 +174,7 @@ class Hub:
             raise
         except HfHubHTTPError as error:
             self.refuse_status(error.response)
-        except NetworkError as error:
+        except (NetworkError, Slow) as error:
             raise self.failed(error) from None
         except OSError as error:
             self._refuse_os_error(error)
@@ -190,6 +211,14 @@ class Hub:
 
     def failed(self, error: Exception) -> Refused:
         """What an error of the network means."""
+        if isinstance(error, Slow):
+            return Refused(
+                "hub/slow",
+                model=self.model,
+                host=error.host,
+                rate=LEAST_RATE,
+                seconds=f"{2 * self._seconds:g}",
+            )
         kinds = {kind.__name__ for kind in type(error).__mro__}
         host = _place(self.endpoint)
         if "TooManyRedirects" in kinds:
@@ -250,6 +279,23 @@ class Hub:
             for name, allowed in (("etag", _ETAG), ("x-linked-etag", _ETAG), ("x-repo-commit", COMMIT)):
                 if name in headers and not allowed.fullmatch(headers[name]):
                     raise Refused("hub/answer", model=self.model, reason=f"its {name} is no name of a file")
+        response.iter_raw = self._paced(response)
+
+    def _paced(self, response: Any) -> Callable[..., Iterator[bytes]]:
+        """The response's own way to its body, which ends with Slow where that does not come fast enough."""
+        pieces, window = response.iter_raw, 2 * self._seconds
+
+        def paced(*arguments: Any, **more: Any) -> Iterator[bytes]:
+            came, since = 0, self._clock()
+            for piece in pieces(*arguments, **more):
+                came += len(piece)
+                if (passed := self._clock() - since) >= window:
+                    if came < LEAST_RATE * passed:
+                        raise Slow(_host(response))
+                    came, since = 0, self._clock()
+                yield piece
+
+        return paced
 
     @staticmethod
     def _origin(url: str) -> tuple[str, str, int | None]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.fetcher.library import File, NetworkError
+from caldrixd.fetcher.library import LEAST_RATE, File, NetworkError, Slow
 
 READ_SIZE = 1 << 20
 REPORT_BYTES = 1 << 20
@@ -31,10 +31,15 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds a host may be silent, and attempts in a row that may bring nothing."""
+    """Seconds a host may be silent, and attempts in a row that may bring too little."""
 
     seconds: float = 30.0
     attempts: int = 4
+
+    @property
+    def enough(self) -> float:
+        """Bytes that make an attempt worth its while: what the least rate brings before it is missed."""
+        return LEAST_RATE * 2 * self.seconds
 
     def pause(self, vain: int) -> float:
         """Seconds to wait after that many attempts in vain."""
@@ -156,18 +161,18 @@ def _new_digest(file: File) -> Any:
 
 
 def _fill(source: Source, commit: str, sink: Sink, patience: Patience, report: Report) -> None:
-    """Ask for what is missing until nothing is. Attempts that bring something are not counted."""
+    """Ask for what is missing until nothing is. Attempts that bring enough are not counted."""
     vain = 0
     while sink.missing:
         before = sink.position
         reason = "the host ended its answer early"
         try:
             _ask(source, commit, sink, report)
-        except NetworkError as error:
+        except (NetworkError, Slow) as error:
             reason = source.failed(error).text
         except _Again as again:
             reason = str(again)
-        if sink.position > before:
+        if sink.position - before > patience.enough:
             vain = 0
         elif sink.missing:
             vain += 1

@@ -17,7 +17,7 @@ from caldrixd.models import hub
 from caldrixd.models.resolve import ResolvedModel
 
 # The hub cannot be asked: then what the cache holds is as good as anybody can know.
-AWAY = {"hub/unreachable", "hub/timeout", "hub/status", "hub/web-page"}
+AWAY = {"hub/unreachable", "hub/timeout", "hub/slow", "hub/status", "hub/web-page"}
 
 Send = Callable[[Message], None]
 

@@ -275,6 +275,7 @@ _TABLE: tuple[Row, ...] = (
         "variables; a model directory and `demo` need no hub",
     ),
     Row("hub/timeout", RUN, "{model}: {host} did not answer within {seconds} s"),
+    Row("hub/slow", RUN, "{model}: {host} sent less than {rate} bytes a second for {seconds} s"),
     Row(
         "hub/stalled",
         RUN,

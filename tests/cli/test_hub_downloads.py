@@ -103,6 +103,7 @@ def test_an_interrupted_download_resumes_inside_the_file(hasty: Home, tmp_path: 
         ("status", "cdn", 403, (NAME, "403")),
         ("silent", "cdn", 0, (FILE, "did not answer within 0.5 s")),
         ("stall", "cdn", 1000, (FILE, "stalled at 1000 of 240288 bytes")),
+        ("drip", "cdn", 1000, (FILE, "stalled at", "127.0.0.2", "sent less than 1024 bytes a second")),
     ],
 )
 def test_weights_that_come_wrong_are_refused_and_not_kept(
@@ -119,13 +120,22 @@ def test_weights_that_come_wrong_are_refused_and_not_kept(
 
 
 @pytest.mark.parametrize(
-    ("action", "at"), [("login", 0), ("loop", 0), ("status", 500), ("bomb", 1 << 30), ("status", 429)]
+    ("action", "at"),
+    [("login", 0), ("loop", 0), ("status", 500), ("bomb", 1 << 30), ("status", 429), ("drip", 0)],
 )
 def test_a_hub_that_is_not_well(hasty: Home, tmp_path: Path, action: str, at: int) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail(action, "info", at=at)
         server.fail(action, "tree", at=at)
         refused(pull(hasty, tmp_path, server), NAME)
+        server.heal()
+        assert pull(hasty, tmp_path, server).status == 0
+
+
+def test_a_small_file_that_drips_is_given_up(hasty: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("drip", "config.json", at=10)
+        refused(pull(hasty, tmp_path, server), NAME, "sent less than 1024 bytes a second for 1 s")
         server.heal()
         assert pull(hasty, tmp_path, server).status == 0
 

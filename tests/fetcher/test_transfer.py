@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.fetcher import snapshot, transfer
-from caldrixd.fetcher.library import File, Hub, NetworkError
+from caldrixd.fetcher import library, snapshot, transfer
+from caldrixd.fetcher.library import LEAST_RATE, File, Hub, NetworkError, Slow
 from caldrixd.models.hub import Repo
 
 DATA = bytes(range(256)) * 40
@@ -166,8 +166,9 @@ def asked(url: str) -> SimpleNamespace:
 
 
 @pytest.fixture
-def secure(tmp_path: Path) -> Hub:
-    return Hub("https://hub.example", Repo("a/b", "main"), "a/b", tmp_path, 1.0)
+def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setattr(library, "set_client_factory", lambda factory: None)  # other tests have the usual one
+    return Hub("https://hub.example", Repo("a/b", "main"), "a/b", tmp_path, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -192,3 +193,87 @@ def test_no_way_leads_from_https_to_http(secure: Hub) -> None:
     with pytest.raises(Refused) as caught:
         secure._before(asked("http://hub.example/a"))
     assert caught.value.code == "hub/insecure"
+
+
+def read_slowly(hub: Hub, pieces: list[bytes], pause: float) -> tuple[int, str]:
+    """Read a body whose pieces come `pause` seconds after each other by the hub's clock.
+
+    How many came, and what is said of the host.
+    """
+    now, got = 0.0, 0
+
+    def slowly() -> Iterator[bytes]:
+        nonlocal now
+        for piece in pieces:
+            now += pause
+            yield piece
+
+    hub._clock = lambda: now
+    response = SimpleNamespace(
+        status_code=200,
+        headers={},
+        iter_raw=slowly,
+        request=SimpleNamespace(method="GET", url="https://cdn.example/a?X-Signature=secret"),
+    )
+    hub._after(response)
+    try:
+        for _ in response.iter_raw():
+            got += 1
+    except Slow as slow:
+        return got, hub.failed(slow).text
+    return got, ""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pause", "got"),
+    [
+        ([b"x"] * 9, 29.0, 2),  # a byte whenever the patience is nearly at its end: 87 s
+        ([bytes(LEAST_RATE * 60 - 1)] + [b""] * 9, 60.0, 0),
+        ([bytes(LEAST_RATE * 60)] * 9, 60.0, 9),
+        ([bytes(1 << 30)] + [b"x"] * 9, 30.0, 3),  # fast, and then no more
+        ([b"x"] * 9, 1.0, 9),
+    ],
+)
+def test_a_host_that_sends_too_little_is_given_up(
+    secure: Hub, pieces: list[bytes], pause: float, got: int
+) -> None:
+    said = "a/b: cdn.example sent less than 1024 bytes a second for 60 s" if got < len(pieces) else ""
+    assert read_slowly(secure, pieces, pause) == (got, said)
+
+
+def test_a_host_that_sends_a_byte_at_a_time_and_ends_is_given_up(tmp_path: Path) -> None:
+    source = Answers(whole(5000), *[part(at, at + 1) for at in range(5000, 5009)])
+    patience = transfer.Patience(seconds=0.5, attempts=3)
+    with pytest.raises(Refused, match=r"stalled at 5003 of 10240 bytes: the host ended its answer early"):
+        transfer.fetch(source, FILE, "0" * 40, tmp_path / "partial", patience, lambda done: None)
+
+
+def test_a_slow_host_is_asked_again_and_then_named(tmp_path: Path) -> None:
+    """The attempt that began well is worth another; those that bring a few bytes are not."""
+
+    class Dripping(Answers):
+        @contextmanager
+        def stream(self, name: str, commit: str, offset: int) -> Iterator[Any]:
+            with super().stream(name, commit, offset) as response:
+                pieces = response.iter_raw()
+
+                def raw() -> Iterator[bytes]:
+                    yield from pieces
+                    raise Slow("cdn.example")
+
+                response.iter_raw = raw
+                yield response
+
+        def failed(self, error: Exception) -> Refused:
+            assert isinstance(error, Slow)
+            return Refused("hub/slow", model="m", host=error.host, rate=1024, seconds="60")
+
+    source = Dripping(whole(5000), *[part(at, at + 1) for at in range(5000, 5009)])
+    patience = transfer.Patience(seconds=0.5, attempts=3)
+    with pytest.raises(Refused) as caught:
+        transfer.fetch(source, FILE, "0" * 40, tmp_path / "partial", patience, lambda done: None)
+    assert caught.value.text == (
+        "model.safetensors: the download stalled at 5003 of 10240 bytes: m: cdn.example sent less than 1024 "
+        "bytes a second for 60 s; run the command again to go on from there"
+    )
+    assert source.offsets == [0, 5000, 5001, 5002]

@@ -4,7 +4,7 @@
         home.caldrix("run", "owner/name", **server.environment)
         assert server.files() == ["config.json"]
 
-Three hosts, each a port of its own: "hub"; "cdn", where the files above `LFS_ABOVE` bytes are; and
+Three hosts, each at an address of its own: "hub"; "cdn", where the files above `LFS_ABOVE` bytes are; and
 "stranger", to which only a fault leads.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.support.hub_http import Host
 from tests.support.hub_repo import LFS_ABOVE, Repo, repo
 from tests.support.hub_routes import MEMBER, OUTSIDER
-from tests.support.hub_state import SECONDS, Request, Server
+from tests.support.hub_state import ADDRESSES, SECONDS, Request, Server
 
 __all__ = ["LFS_ABOVE", "MEMBER", "OUTSIDER", "SECONDS", "Repo", "Request", "Server", "repo", "serve"]
 
@@ -34,7 +34,7 @@ def serve(repos: Mapping[str, Path | Repo], *, resolve_cache: bool = False) -> I
         base, _, branch = name.partition("@")
         made = repo(source) if isinstance(source, Path) else source
         server.repos.setdefault(base, {}).update({branch or "main": made, made.commit: made})
-    hosts = [Host(name, server) for name in ("hub", "cdn", "stranger")]
+    hosts = [Host(name, server) for name in ADDRESSES]
     server.origins.update({host.name: host.origin for host in hosts})
     threads = [threading.Thread(target=host.serve_forever, args=(0.01,), daemon=True) for host in hosts]
     for thread in threads:

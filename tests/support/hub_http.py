@@ -13,22 +13,23 @@ from typing import Any
 
 from tests.support.hub_repo import File
 from tests.support.hub_routes import Reply, ask, error_reply
-from tests.support.hub_state import WHOLE, Fault, Request, Server
+from tests.support.hub_state import ADDRESSES, WHOLE, Fault, Request, Server
 
 _CHUNK = 1 << 16
+_DRIP_SECONDS = 0.1
 _LOGIN = b"<!doctype html><title>Sign in</title><p>Accept the terms of this network to go on.</p>"
 
 
 class Host(ThreadingHTTPServer):
-    """One of the hub's hosts, on a port of its own."""
+    """One of the hub's hosts, at a loopback address of its own."""
 
     request_queue_size = 128
 
     def __init__(self, name: str, server: Server) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__((ADDRESSES[name], 0), _Handler)
         self.name = name
         self.shared = server
-        self.origin = f"http://127.0.0.1:{self.server_address[1]}"
+        self.origin = f"http://{ADDRESSES[name]}:{self.server_address[1]}"
         self._open: set[socket.socket] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -132,7 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         altered = faults.take(request, ("altered",), span)
         stall = faults.take(request, ("stall",), span)
         cut = faults.take(request, ("cut",), span)
-        stops = sorted({fault.at for fault in (stall, cut) if fault})
+        drip = faults.take(request, ("drip",))
+        stops = sorted({fault.at for fault in (stall, cut, drip) if fault})
         for offset, data in _pieces(file, span, stops):
             if stall and offset == stall.at:
                 faults.hold()
@@ -142,8 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
             if altered and offset <= altered.at < offset + len(data):
                 at = altered.at - offset
                 data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-            self.wfile.write(data)
-            faults.progress(request, len(data))
+            dripping = drip is not None and offset >= drip.at
+            for piece in _bytes(data) if dripping else (data,):
+                if dripping:
+                    faults.hold(_DRIP_SECONDS)
+                self.wfile.write(piece)
+                faults.progress(request, len(piece))
 
 
 def _span(asked: str | None, size: int) -> range | None:
@@ -166,6 +172,10 @@ def _pieces(file: File, span: range, stops: list[int]) -> Iterator[tuple[int, by
             data = stream.read(end - offset).ljust(end - offset)
             yield offset, data
             offset = end
+
+
+def _bytes(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + 1] for at in range(len(data)))
 
 
 def _spaces(size: int) -> bytes:

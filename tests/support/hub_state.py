@@ -11,9 +11,12 @@ from tests.support.hub_routes import Reply, cdn_reply, hub_reply
 
 SECONDS = 60  # a test that waits longer for anything has failed
 
+# The hosts differ in their names, as real ones do: the library takes ports of one name for one host.
+ADDRESSES = {"hub": "127.0.0.1", "cdn": "127.0.0.2", "stranger": "127.0.0.3"}
+
 # Faults of the reply as a whole, and of its body.
 WHOLE = ("status", "absent", "login", "loop", "elsewhere", "silent", "no-commit", "bomb")
-BODY = ("cut", "stall", "no-range", "416", "short", "long", "altered")
+BODY = ("cut", "stall", "drip", "no-range", "416", "short", "long", "altered")
 
 
 @dataclass
@@ -72,7 +75,7 @@ class Server:
     _faults: list[Fault] = field(default_factory=list)
     _calls: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     _released: threading.Event = field(default_factory=threading.Event)
-    origins: dict[str, str] = field(default_factory=dict)  # of "hub", "cdn" and "stranger"
+    origins: dict[str, str] = field(default_factory=dict)  # by the names of ADDRESSES
 
     @property
     def endpoint(self) -> str:
@@ -81,7 +84,8 @@ class Server:
     @property
     def environment(self) -> dict[str, str]:
         """What leads a client to this hub, and past any proxy."""
-        return {"HF_ENDPOINT": self.endpoint, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        here = ",".join(ADDRESSES.values())
+        return {"HF_ENDPOINT": self.endpoint, "NO_PROXY": here, "no_proxy": here}
 
     def files(self, host: str = "hub") -> list[str]:
         """The names of the files asked for, in order, each once."""
@@ -107,7 +111,8 @@ class Server:
         Of a body, which a redirect has not: "cut" closes the connection before the byte `at` of the file,
         "stall" stops there until `release`, "altered" has another byte there, "no-range" sends the whole
         whatever range was asked for, "416" says the range cannot be had, "short" and "long" leave out or add
-        `at` bytes and announce that length. The first three leave a body alone that does not reach over `at`.
+        `at` bytes and announce that length, "drip" sends ten bytes a second from `at` on. The first three
+        leave alone a body that does not reach over `at`.
 
         Of the reply: "status" has the status `at`, "absent" says that there is no such file, "login" is a
         page in HTML, "loop" redirects to itself, "elsewhere" to the host "stranger", "silent" never comes
@@ -180,11 +185,11 @@ class Server:
                     return fault
         return None
 
-    def hold(self) -> None:
-        """Until the test releases what is held."""
+    def hold(self, seconds: float | None = None) -> None:
+        """Until the test releases what is held, or for some seconds."""
         with self.changed:
             released = self._released
-        released.wait()
+        released.wait(seconds)
 
     def reply(self, request: Request) -> Reply:
         """What a host answers when nothing goes wrong."""
