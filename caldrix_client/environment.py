@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from caldrix_protocol.environment import INHERITED
+from caldrix_protocol.formats import kind_of
 from caldrix_protocol.refusals import Refused
 
 DIRECTORIES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE")
@@ -75,13 +76,18 @@ def require_text(what: str, value: str) -> None:
 def model_argument(argument: str) -> str:
     """What the daemon is asked for: a directory by its absolute path, anything else as it was given.
 
-    Raises Refused (model/no-such-directory) for what is written as a directory and is none.
+    Raises Refused (model/no-such-directory, model/file) for what is written as a directory and is none, and
+    for a file of weights.
     """
     require_text("the model argument", argument)
     if os.path.isdir(argument):
         return absolute(argument)
-    if argument.startswith(("./", "../", "/", "~")):
-        raise Refused("model/no-such-directory", path=argument)
+    kind = kind_of(argument)
+    if argument.startswith(("./", "../", "/", "~")) or kind or argument.endswith(".safetensors"):
+        if os.path.isfile(argument):
+            raise Refused("model/file", path=argument, kind=kind or "a file")
+        if argument.startswith(("./", "../", "/", "~")):
+            raise Refused("model/no-such-directory", path=argument)
     return argument
 
 

@@ -24,7 +24,8 @@ from caldrixd.models.resolve import parse_repo
 from caldrixd.text import files as text_files
 
 CONFIG = "config.json"
-ADAPTER = "adapter_config.json"
+# A header of safetensors says its own length first.
+MIN_WEIGHTS = 8
 # Beside config.json, the tokenizer, the index and the weights: what is wanted where the repo has it.
 SMALL_FILES = ("generation_config.json", "chat_template.jinja", "chat_template.json")
 MIB = 1 << 20
@@ -82,6 +83,7 @@ class Snapshot:
 
     def fetch(self) -> None:
         """In this order: config.json, tokenizer, index, disk, the daemon's word, weights."""
+        self._check_names()
         self._need(CONFIG)
         self._check_early()
         weights = self._weights()
@@ -94,12 +96,12 @@ class Snapshot:
             if file.name in self._missing() and _size(blob) == file.size:
                 _link(blob, self._directory / file.name)
         missing = self._missing()
+        self._check_adapter(weights)
         if not missing:
             with suppress(OSError):  # a cache that is complete may be one that cannot be written
                 self._write_record()
             return
         self._write_record()
-        self._check_adapter(weights)
         self._check_disk(missing)
         self._announce(missing)
         for name in small:
@@ -159,6 +161,16 @@ class Snapshot:
             target.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
+    def _check_names(self) -> None:
+        """A repo of an adapter, or of weights in another form, is known by its listing."""
+        listed, model = self._listing.files, self._job.model
+        if file := files.adapter(listed):
+            self._need(files.ADAPTER_CONFIG)
+            raise Refused("hub/adapter-only", model=model, file=file, base=files.base_of(self._directory))
+        other = files.foreign(listed)
+        if other and CONFIG not in listed:
+            raise Refused("hub/other-weights", model=model, file=other[0], kind=other[1])
+
     def _check_early(self) -> None:
         """What config.json, the names of the files and small files of the tokenizer tell."""
         try:
@@ -171,6 +183,8 @@ class Snapshot:
             if self._sizes.keys() == {CONFIG} and not refused.code.startswith("hub/"):
                 raise Refused("hub/refused-early", model=model, reason=refused.text) from None
             raise
+        if other := files.foreign(self._listing.files):
+            raise Refused("hub/other-weights", model=self._job.model, file=other[0], kind=other[1])
         if not any(name.endswith(".safetensors") for name in self._listing.files):
             raise Refused("hub/no-safetensors", model=self._job.model)
 
@@ -178,14 +192,20 @@ class Snapshot:
         if files.SINGLE not in self._listing.files and files.INDEX in self._listing.files:
             self._need(files.INDEX, files.MAX_INDEX)
         names = files.choose(self._directory, self._listing.files)
-        return [self._listing.files[name] for name in names]
+        weights = [self._listing.files[name] for name in names]
+        for file in weights:
+            if file.size < MIN_WEIGHTS:
+                raise Refused("hub/empty-file", model=self._job.model, file=file.name, size=file.size)
+        return weights
 
     def _check_adapter(self, weights: list[File]) -> None:
         """A repo that carries its adapter's base model unchanged is an adapter, which is not applied."""
-        if ADAPTER not in self._listing.files:
+        if files.ADAPTER_CONFIG not in self._listing.files:
             return
-        self._need(ADAPTER)
-        named = read_object(self._directory / ADAPTER, gate.MAX_CONFIG).get("base_model_name_or_path")
+        self._need(files.ADAPTER_CONFIG)
+        named = read_object(self._directory / files.ADAPTER_CONFIG, gate.MAX_CONFIG).get(
+            "base_model_name_or_path"
+        )
         base = parse_repo(named) if type(named) is str else None
         if base is not None and {file.digest for file in weights} <= self._hub.digests(base.name):
             raise Refused("hub/adapter", model=self._job.model, base=base.name)

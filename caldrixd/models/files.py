@@ -9,13 +9,18 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from caldrix_protocol.formats import kind_of
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import read_object, reason_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER = "adapter_model."
+MAX_ADAPTER_CONFIG = 1 << 20
 MAX_INDEX = 16 << 20
 MAX_FILES = 4096
+BASE = re.compile(r"[\w.-]{1,96}(?:/[\w.-]{1,96})?", re.ASCII)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+ -]{0,200}\.safetensors")
 
 
@@ -37,22 +42,58 @@ def weight_files(directory: Path) -> tuple[str, ...]:
 def choose(directory: Path, names: Collection[str]) -> tuple[str, ...]:
     """model.safetensors alone, else the files of the index, else every *.safetensors file, sorted.
 
-    `names` are the model's files; only the index is read, in `directory`. Refused "model/no-safetensors" and
-    "weights/index-...".
+    `names` are the model's files; only the index is read, in `directory`. Refused "model/no-safetensors",
+    "model/other-weights", "model/adapter" and "weights/index-...".
     """
     if SINGLE in names:
         return (SINGLE,)
     if INDEX in names:
         return _indexed(directory, names)
-    weights = sorted(name for name in names if fnmatchcase(name, "[!.]*.safetensors") and "/" not in name)
-    if not weights:
-        raise Refused("model/no-safetensors", path=directory)
+    weights = sorted(filter(_is_weights, names))
+    if not weights or adapter(names):
+        raise without_weights(directory, names)
     if len(weights) > MAX_FILES:
         raise Refused("weights/header", file=weights[0], reason=f"it is one of {len(weights)} weight files")
     for name in weights:
         if not _FILE_NAME.fullmatch(name):
             raise Refused("weights/header", file=ascii(name)[:200], reason="its name is not a bare file name")
     return tuple(weights)
+
+
+def adapter(names: Collection[str]) -> str | None:
+    """The file of an adapter, where a model has no other weights that are read."""
+    if ADAPTER_CONFIG not in names or any(_is_weights(name) and ADAPTER not in name for name in names):
+        return None
+    return min((name for name in names if name.startswith(ADAPTER)), default=None)
+
+
+def foreign(names: Collection[str]) -> tuple[str, str] | None:
+    """A file of weights that is not read and what it is, where there is none that is."""
+    if any(map(_is_weights, names)):
+        return None
+    return next(((name, kind) for name in sorted(names) if (kind := kind_of(name))), None)
+
+
+def base_of(directory: Path) -> str:
+    """What the adapter in a directory is for, as far as its adapter_config.json says so."""
+    try:
+        name = read_object(directory / ADAPTER_CONFIG, MAX_ADAPTER_CONFIG).get("base_model_name_or_path")
+    except Refused:
+        name = None
+    return name if type(name) is str and BASE.fullmatch(name) else "its base model"
+
+
+def without_weights(directory: Path, names: Collection[str]) -> Refused:
+    """Why a directory with files of these names, none of them a model's weights, is refused."""
+    if file := adapter(names):
+        return Refused("model/adapter", path=directory, file=file, base=base_of(directory))
+    if other := foreign(names):
+        return Refused("model/other-weights", path=directory, file=other[0], kind=other[1])
+    return Refused("model/no-safetensors", path=directory)
+
+
+def _is_weights(name: str) -> bool:
+    return fnmatchcase(name, "[!.]*.safetensors") and "/" not in name
 
 
 def _indexed(directory: Path, present: Collection[str]) -> tuple[str, ...]:

@@ -53,7 +53,8 @@ def _family(config: Mapping[str, Any]) -> Family:
     if len(names) != 1:
         raise Refused("config/architectures-count", count=len(names))
     if names[0] not in FAMILIES:
-        raise Refused("config/architecture", name=excerpt(names[0]).strip('"'))
+        name, supported = excerpt(names[0]).strip('"'), ", ".join(FAMILIES)
+        raise Refused("config/architecture", name=name, supported=supported)
     return FAMILIES[names[0]]
 
 

@@ -152,7 +152,7 @@ def _judged(directory: Path) -> Cached:
     except Refused as refused:
         if refused.code == "weights/index-absent":
             missing += str(refused.fields["names"]).split(", ")
-        elif refused.code == "model/no-safetensors":
+        elif refused.code in ("model/no-safetensors", "model/other-weights", "model/adapter"):
             missing.append("*.safetensors")
     return Cached(directory, tuple(missing), certain)
 

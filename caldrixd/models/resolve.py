@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import reason_of
-from caldrixd.models import aliases
+from caldrixd.models import aliases, files
 from caldrixd.models.hub import Repo
 
 DEFAULT_REVISION = "main"
@@ -18,6 +19,11 @@ _REPO = re.compile(
     r"(?:@(?!.*//)(?P<revision>\w[\w./-]{0,198}\w|\w))?",
     re.ASCII,
 )
+_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[^/?#]+/[^/?#]+)")
+# How alike a word and an alias must be, from 0 to 1, for a mistake in typing.
+ALIKE = 0.75
+# Letters of a word that may be the beginning of an alias.
+SHORTEST = 4
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,21 @@ def resolve(name: str) -> ResolvedModel:
         return ResolvedModel(name, repo=Repo(alias.repo, alias.revision))
     if repo := parse_repo(name):
         return ResolvedModel(name, repo=repo)
-    raise Refused("model/not-a-model", model=name[:200], aliases=", ".join(aliases.NAMES))
+    known = {"model": name[:200], "aliases": ", ".join(aliases.NAMES)}
+    if nearest := _nearest(name):
+        raise Refused("model/near-miss", **known, nearest=nearest)
+    raise Refused("model/not-a-model", **known)
+
+
+def _nearest(name: str) -> str | None:
+    """The repo in a web address or before a slash too much, else the alias that goes on from the word or is most alike."""
+    page = _PAGE.match(name)
+    inner = page["repo"] if page else name.rstrip("/")
+    if parse_repo(inner):
+        return inner
+    word = name[:100].partition("@")[0].lower()
+    longer = [alias for alias in aliases.NAMES if alias.startswith(word)] if len(word) >= SHORTEST else []
+    return next(iter(longer or get_close_matches(word, aliases.NAMES, 1, ALIKE)), None)
 
 
 def parse_repo(name: str) -> Repo | None:
@@ -66,6 +86,10 @@ def _directory(name: str) -> Path:
 
 
 def check_directory(directory: Path) -> None:
-    """Whether a directory can be a model at all. Refused "model/missing-files"."""
-    if not (directory / "config.json").exists():
-        raise Refused("model/missing-files", path=directory)
+    """Whether a directory can be a model at all. Refused "model/missing-files" and what says more."""
+    if (directory / "config.json").exists():
+        return
+    names = {path.name for path in directory.iterdir()}
+    if files.adapter(names) or files.foreign(names):
+        raise files.without_weights(directory, names)
+    raise Refused("model/missing-files", path=directory)

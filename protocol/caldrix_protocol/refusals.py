@@ -219,6 +219,17 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "model/not-a-model", RUN, "{model} is not a directory, an alias ({aliases}) or a Hugging Face repo id"
     ),
+    Row(
+        "model/near-miss",
+        RUN,
+        "{model} is not a directory, an alias ({aliases}) or a Hugging Face repo id; did you mean {nearest}?",
+    ),
+    Row(
+        "model/file",
+        RUN,
+        "{path}: no such directory; it is {kind}, and inferno reads directories of config.json, a tokenizer "
+        "and *.safetensors",
+    ),
     Row("model/not-readable", RUN, "caldrixd cannot read {path}: {reason}"),
     Row("model/own-directory", RUN, "{path} is a directory of yours; caldrix removes from its caches only"),
     Row("model/not-cached", RUN, "{model} is not in the cache {path}"),
@@ -232,6 +243,17 @@ _TABLE: tuple[Row, ...] = (
         "{path}: inferno needs config.json, a supported tokenizer and *.safetensors",
     ),
     Row("model/no-safetensors", RUN, "{path} has no *.safetensors; inferno reads safetensors only"),
+    Row(
+        "model/other-weights",
+        RUN,
+        "{path} has no *.safetensors; inferno reads safetensors only, and {file} is {kind}",
+    ),
+    Row(
+        "model/adapter",
+        RUN,
+        "{path} has no weights but those of an adapter, {file}; inferno does not apply an adapter: run "
+        "{base}, or the two merged into one model",
+    ),
     # --- the hub ------------------------------------------------------------------------------------
     Row(
         "hub/pin-offline", RUN, "{variable} is set, so the hub is not asked which commits the aliases are at"
@@ -341,6 +363,23 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "{model}: the repo has no *.safetensors; inferno reads safetensors only",
     ),
+    Row(
+        "hub/other-weights",
+        RUN,
+        "{model}: the repo has no *.safetensors; inferno reads safetensors only, and {file} is {kind}",
+    ),
+    Row(
+        "hub/adapter-only",
+        RUN,
+        "{model}: the repo has no weights but those of an adapter, {file}; inferno does not apply an "
+        "adapter: run {base}, or a repo of the two merged",
+    ),
+    Row(
+        "hub/empty-file",
+        RUN,
+        "{model}: the hub lists {file} with {size} bytes, which is no file of weights; the repo is not "
+        "complete on the hub",
+    ),
     Row("hub/refused-early", RUN, "{model}: {reason}; nothing else was downloaded"),
     Row(
         "hub/adapter",
@@ -357,7 +396,11 @@ _TABLE: tuple[Row, ...] = (
     Row("config/unreadable", RUN, "{file} cannot be read: {reason}"),
     Row("config/not-an-object", RUN, "{file} is not a JSON object"),
     Row("config/too-big", RUN, "{file} has {size} bytes; at most {limit} are read"),
-    Row("config/architecture", RUN, "config.json: unsupported architectures entry {name}"),
+    Row(
+        "config/architecture",
+        RUN,
+        "config.json: unsupported architectures entry {name}; inferno runs {supported}",
+    ),
     Row(
         "config/architectures-count",
         RUN,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import hub
+from tests.support.changed import Change, contents
 from tests.support.cli import Home, Result, finish
 from tests.support.hub_cli import MODEL, NAME, PIN, WEIGHTS, model, run, start
 from tests.support.models import tiny
@@ -48,8 +49,67 @@ def test_what_cannot_run_is_not_pulled(shared: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model({"config.json": {"architectures": ["Other"]}})}) as server:
         result = ask(shared, tmp_path, server, "pull", NAME)
         assert result.status == 1
-        assert "unsupported architectures entry Other; nothing else was downloaded" in result.err
+        assert "unsupported architectures entry Other; inferno runs LlamaForCausalLM, " in result.err
+        assert result.err.endswith("; nothing else was downloaded\n")
         assert server.files() == ["config.json"]
+
+
+ADAPTER: dict[str, Change] = {
+    "adapter_config.json": {"base_model_name_or_path": "owner/base"},
+    "adapter_model.safetensors": WEIGHTS,
+    "model.safetensors": None,
+}
+ONLY = "does not apply an adapter: run owner/base, or a repo of the two merged"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "files"),
+    [
+        (ADAPTER, ONLY, ["adapter_config.json"]),
+        ({**ADAPTER, "config.json": None}, ONLY, ["adapter_config.json"]),
+        ({**ADAPTER, "adapter_config.json": b"[1]"}, "run its base model", ["adapter_config.json"]),
+        (
+            {"config.json": None, "model.safetensors": None, "x.Q4_0.gguf": WEIGHTS},
+            "reads safetensors only, and x.Q4_0.gguf is a GGUF file",
+            [],
+        ),
+        (
+            {"model.safetensors": None, "pytorch_model.bin": WEIGHTS},
+            "the repo has no *.safetensors; inferno reads safetensors only, and pytorch_model.bin is a pickled",
+            ["config.json"],
+        ),
+    ],
+)
+def test_other_weights_are_refused_before_any_is_fetched(
+    shared: Home, tmp_path: Path, changes: dict[str, Change], words: str, files: list[str]
+) -> None:
+    with hub.serve({NAME: model(changes)}) as server:
+        for command in (("pull",), ("models", "plan"), ("run",)):
+            result = ask(shared, tmp_path, server, *command, NAME)
+            assert (result.status, result.out) == (1, "")
+            assert words in result.err
+        assert set(server.files()) <= set(files)
+        assert server.files("cdn") == []
+
+
+@pytest.mark.parametrize("size", [0, 7])
+def test_weights_of_no_bytes_in_the_listing(shared: Home, tmp_path: Path, size: int) -> None:
+    with hub.serve({NAME: model(sizes={"model.safetensors": size})}) as server:
+        result = ask(shared, tmp_path, server, "pull", NAME)
+        said = f"the hub lists model.safetensors with {size} bytes, which is no file of weights"
+        assert (result.status, said in result.err, "run the command again" in result.err) == (1, True, False)
+
+
+def test_an_adapter_is_found_out_though_another_program_fetched_it(shared: Home, tmp_path: Path) -> None:
+    """All its files are in the cache, and its weights are the base model's."""
+    repo = model({"adapter_config.json": {"base_model_name_or_path": "tiny/base"}})
+    snapshot = tmp_path / STORAGE / "snapshots" / repo.commit
+    snapshot.mkdir(parents=True)
+    for name, data in contents(MODEL, {}).items():
+        (snapshot / name).write_bytes(data)
+    with hub.serve({NAME: repo, "tiny/base": model()}) as server:
+        result = ask(shared, tmp_path, server, "pull", NAME)
+    assert (result.status, "does not apply an adapter to a repo that" in result.err) == (1, True)
 
 
 def test_a_directory_is_looked_at(shared: Home, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.changed import changed
+from tests.support.changed import Change, changed
 from tests.support.cli import COMMAND, Home, Result, finish
 from tests.support.models import tiny
 
@@ -21,6 +21,10 @@ ALIASES = (
     "smollm2, smollm2-instruct, llama-8b, qwen3-0.6b, qwen3-8b, qwen3-30b-a3b, decider-0.8b, "
     "smolvlm-256m, demo"
 )
+ADAPTER: dict[str, Change] = {
+    "adapter_config.json": {"base_model_name_or_path": "owner/base"},
+    "adapter_model.safetensors": b"",
+}
 # No alias or repo id may reach a network here.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -51,6 +55,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "qwen3-8b").write_text("a file named as an alias")
     (place / "owner" / "file").write_text("a file named as a repo id")
     (place / "file").write_text("a file")
+    (place / "files").mkdir()
+    for name in ("model.gguf", "files/model.gguf", "files/model.bin", "weights.safetensors"):
+        (place / name).write_text("weights in one file")
     return place
 
 
@@ -97,7 +104,7 @@ def test_absolute_and_parent_directories(shared: Home, place: Path) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        *("./none", "./file", "./smollm2-instruct", "./owner/none", "../none", "../file"),
+        *("./none", "./smollm2-instruct", "./owner/none", "../none", "../file"),
         *("/none/there", "/dev/null"),
         *("~/plain", "~/none", "~root", "~none/x", "./around"),
     ],
@@ -105,6 +112,29 @@ def test_absolute_and_parent_directories(shared: Home, place: Path) -> None:
 def test_what_looks_like_a_path_and_is_none(shared: Home, place: Path, argument: str) -> None:
     result = run_in(place, shared, "run", argument, *ONE_TOKEN)
     assert result == Result(1, "", f"caldrix: {argument}{NO_DIRECTORY}\n")
+
+
+@pytest.mark.parametrize(
+    ("argument", "kind"),
+    [
+        *(("./file", "a file"), ("./qwen3-8b", "a file"), ("model.gguf", "a GGUF file")),
+        *(("./model.gguf", "a GGUF file"), ("files/model.gguf", "a GGUF file")),
+        *(("weights.safetensors", "a file"), ("files/model.bin", "a pickled file of PyTorch")),
+    ],
+)
+def test_a_file_is_no_model(shared: Home, place: Path, argument: str, kind: str) -> None:
+    result = run_in(place, shared, "run", argument, *ONE_TOKEN)
+    said = (
+        f"{argument}{NO_DIRECTORY}; it is {kind}, and inferno reads directories of config.json, a tokenizer"
+    )
+    assert result == Result(1, "", f"caldrix: {said} and *.safetensors\n")
+
+
+def test_near_misses_are_told_what_may_be_meant(shared: Home, place: Path) -> None:
+    for argument, nearest in (("smolm2", "smollm2"), ("https://huggingface.co/a/b", "a/b")):
+        result = run_in(place, shared, "run", argument, *ONE_TOKEN)
+        said = f"{argument}{NOT_A_MODEL}{ALIASES}) or a Hugging Face repo id; did you mean {nearest}?"
+        assert result == Result(1, "", f"caldrix: {said}\n")
 
 
 @pytest.mark.parametrize(
@@ -160,11 +190,29 @@ def test_a_directory_that_cannot_be_read(home: Home, tmp_path: Path) -> None:
         ({"model.safetensors": None}, "has no *.safetensors; inferno reads safetensors only"),
         (
             {"model.safetensors": None, "model.gguf": b""},
-            "has no *.safetensors; inferno reads safetensors only",
+            "has no *.safetensors; inferno reads safetensors only, and model.gguf is a GGUF file",
+        ),
+        (
+            {"model.safetensors": None, "config.json": None, "model.gguf": b""},
+            "has no *.safetensors; inferno reads safetensors only, and model.gguf is a GGUF file",
+        ),
+        (
+            {"model.safetensors": None, "pytorch_model.bin": b"", "README.md": b""},
+            "safetensors only, and pytorch_model.bin is a pickled file of PyTorch",
+        ),
+        (
+            {"model.safetensors": None, **ADAPTER},
+            "has no weights but those of an adapter, adapter_model.safetensors; inferno does not apply an "
+            "adapter: run owner/base, or the two merged into one model",
+        ),
+        ({"model.safetensors": None, "config.json": None, **ADAPTER}, "not apply an adapter: run owner/base"),
+        (
+            {"model.safetensors": None, **ADAPTER, "adapter_config.json": b"[]"},
+            "does not apply an adapter: run its base model, or",
         ),
         (
             {"config.json": {"architectures": ["GPT2LMHeadModel"]}},
-            "unsupported architectures entry GPT2LMHeadModel",
+            "unsupported architectures entry GPT2LMHeadModel; inferno runs LlamaForCausalLM, Mistral",
         ),
         ({"config.json": {"architectures": ["A", "LlamaForCausalLM"]}}, "exactly one is required"),
         ({"config.json": {"architectures": []}}, "exactly one is required"),

@@ -100,16 +100,38 @@ def test_a_path_that_the_client_has_not_made_absolute(name: str) -> None:
     ],
 )
 def test_what_is_not_a_model(name: str) -> None:
-    assert code_of(name) == "model/not-a-model"
+    assert code_of(name) in ("model/not-a-model", "model/near-miss")
+
+
+ALL = (
+    "smollm2, smollm2-instruct, llama-8b, qwen3-0.6b, qwen3-8b, qwen3-30b-a3b, decider-0.8b, smolvlm-256m, "
+    "demo"
+)
 
 
 def test_the_refusal_lists_the_aliases() -> None:
     with pytest.raises(Refused) as caught:
-        resolve("llama")
+        resolve("gpt-4")
+    assert caught.value.text == f"gpt-4 is not a directory, an alias ({ALL}) or a Hugging Face repo id"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        *(("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("smollm2@main", "smollm2"), ("Demo", "demo")),
+        *(("smollm-instruct", "smollm2-instruct"), ("qwen3-0.6", "qwen3-0.6b"), ("llama8b", "llama-8b")),
+        *(("llama", "llama-8b"), ("qwen3:8b", "qwen3-8b"), ("qwen3-30b", "qwen3-30b-a3b")),
+        *(("owner/name/", "owner/name"), ("https://huggingface.co/owner/name", "owner/name")),
+        *(("hf.co/owner/name/tree/main", "owner/name"), ("https://hf.co/owner/name?x#y", "owner/name")),
+    ],
+)
+def test_a_near_miss_is_told_what_may_be_meant(name: str, nearest: str) -> None:
+    with pytest.raises(Refused) as caught:
+        resolve(name)
     assert caught.value.text == (
-        "llama is not a directory, an alias (smollm2, smollm2-instruct, llama-8b, qwen3-0.6b, qwen3-8b, "
-        "qwen3-30b-a3b, decider-0.8b, smolvlm-256m, demo) or a Hugging Face repo id"
+        f"{name} is not a directory, an alias ({ALL}) or a Hugging Face repo id; did you mean {nearest}?"
     )
+    assert resolve(nearest)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every directory")

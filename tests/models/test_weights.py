@@ -173,9 +173,10 @@ def test_a_bad_index_is_refused_by_its_name(model: ModelDirectory, content: str,
 
 
 def test_a_directory_without_safetensors(model: ModelDirectory) -> None:
-    model.write("pytorch_model.bin", b"x")
     text = refused(model).text
     assert text.endswith("has no *.safetensors; inferno reads safetensors only")
+    model.write("pytorch_model.bin", b"x")
+    assert refused(model).text == f"{text}, and pytorch_model.bin is a pickled file of PyTorch"
 
 
 def test_one_tensor_in_two_files_is_refused(model: ModelDirectory) -> None:
