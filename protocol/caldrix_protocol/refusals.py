@@ -547,6 +547,12 @@ _TABLE: tuple[Row, ...] = (
         "a shorter message",
     ),
     Row(
+        "message/over-max-context",
+        MESSAGE,
+        "the prompt has {tokens} tokens and --max-context allows {ctx}; restart with a larger --max-context "
+        "or send a shorter message",
+    ),
+    Row(
         "message/unknown-token",
         MESSAGE,
         "the prompt has the token id {token}; this model knows {count} tokens, from 0",
@@ -590,12 +596,6 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "demo/offline",
         RUN,
-    Row(
-        "message/over-max-context",
-        MESSAGE,
-        "the prompt has {tokens} tokens and --max-context allows {ctx}; restart with a larger --max-context "
-        "or send a shorter message",
-    ),
         "{variable} is set, so the demo model is not downloaded, and it is not in the cache yet",
     ),
     Row(
