@@ -11,7 +11,7 @@ from caldrix_client.interrupts import Interrupts
 from caldrix_client.parse import Run
 from caldrix_client.sampling import Sampling
 from caldrix_client.terminal import Terminal
-from caldrix_client.thinking import Thinking, said
+from caldrix_client.thinking import Thinking, said, thought
 from caldrix_protocol.messages import Delta, Done, Generate, Notice, Opened, Timings
 from caldrix_protocol.refusals import Refused, sentence
 
@@ -19,16 +19,25 @@ BASE_MODEL_TOKENS = 256  # a model without a chat template rarely ends its own r
 
 
 class Answer(NamedTuple):
-    """The text, the `done` that ended it, and whether the user stopped it with Ctrl-C."""
+    """Its pieces with their numbers of tokens, the `done` that ended it, and whether it was Ctrl-C."""
 
-    text: str
+    pieces: list[tuple[str, int]]
     done: Done
     interrupted: bool
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
 
     @property
     def said(self) -> str:
         """The text without the thinking before it: what a conversation keeps."""
         return said(self.text)
+
+    @property
+    def thought(self) -> int:
+        """The tokens that a conversation does not keep."""
+        return thought(self.pieces)
 
 
 class Speaker(NamedTuple):
@@ -73,7 +82,7 @@ class Speaker(NamedTuple):
         """Show the answer to a message. Raises Refused; KeyboardInterrupt if that crossed a Ctrl-C."""
         packed = pack_raw(message) if self.plain_text else conversation.pack(message)
         request = self._request(packed, sampling)
-        text = []
+        pieces = []
         thinking = Thinking()
         done = Done()
         dropping_said = False
@@ -82,7 +91,7 @@ class Speaker(NamedTuple):
             try:
                 for event in exchange(self.channel, request, interrupts, packed.blobs):
                     if type(event) is Delta:
-                        text.append(event.text)
+                        pieces.append((event.text, len(event.ids)))
                         if not self.command.json:
                             self._show(*thinking.add(event.text))
                     elif type(event) is Done:
@@ -103,7 +112,7 @@ class Speaker(NamedTuple):
         if done.dropped_turns and not dropping_said:
             self.terminal.say(sentence("notice/dropped-turns", count=done.dropped_turns))
         self._say_if_full(done)
-        answer = Answer("".join(text), done, bool(interrupts.count))
+        answer = Answer(pieces, done, bool(interrupts.count))
         self._account(answer)
         return answer
 

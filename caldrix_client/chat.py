@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from caldrix_client import slash
 from caldrix_client.answer import Speaker
+from caldrix_client.channel import Declined
 from caldrix_client.conversation import Conversation, Exchange
 from caldrix_client.sampling import OFF
 from caldrix_client.system_message import system_message
@@ -13,10 +14,11 @@ from caldrix_protocol.refusals import RUN, Refused, sentence
 
 
 class Chat:
-    """One conversation with an open model."""
+    """One conversation with an open model; `again` opens it with another daemon when that one has gone."""
 
-    def __init__(self, speaker: Speaker, conversation: Conversation) -> None:
+    def __init__(self, speaker: Speaker, conversation: Conversation, again: Callable[[], Speaker]) -> None:
         self._speaker = speaker
+        self._again = again
         self._terminal = speaker.terminal
         self._conversation = conversation
         self._sampling = speaker.command.sampling
@@ -24,7 +26,8 @@ class Chat:
     def run(self) -> int:
         """Status 0; 1 when something that was not typed by a person could not be answered or obeyed.
 
-        Raises Refused for what ends a chat, and KeyboardInterrupt after Ctrl-C where nobody types.
+        A person can go on after whatever went wrong with an answer. Raises Refused for what ends a chat, and
+        KeyboardInterrupt after Ctrl-C where nobody types.
         """
         refused_any = False
         while True:
@@ -34,9 +37,15 @@ class Chat:
                 return 1 if refused_any and not self._terminal.interactive else 0
             except Refused as refused:
                 if refused.kind == RUN:
-                    raise
+                    self._recover(refused)
                 self._terminal.say(refused.text)
                 refused_any = True
+
+    def _recover(self, refused: Refused) -> None:
+        if not self._terminal.interactive or refused.code.startswith("client/"):
+            raise refused
+        if type(refused) is not Declined:
+            self._speaker.channel.close()
 
     def _entered(self) -> str:
         """EOFError when the user leaves: at the end of input, or with Ctrl-C at the prompt."""
@@ -57,11 +66,14 @@ class Chat:
 
     def _say(self, text: str) -> bool:
         """Send a message and remember it with its answer; False if nothing is left to remember."""
+        if self._speaker.channel.is_over:
+            self._speaker.channel.close()
+            self._speaker = self._again()
         answer = self._speaker.answer(text, self._conversation, self._sampling)
         self._conversation.drop(answer.done.dropped_turns)
         timings = answer.done.timings
         dropped = self._conversation.keep(
-            Exchange(text, answer.said, timings.prompt_tokens + timings.reply_tokens)
+            Exchange(text, answer.said, timings.prompt_tokens + timings.reply_tokens - answer.thought)
         )
         if dropped:
             self._terminal.say(sentence("notice/forgotten-turns", count=dropped))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 OPEN = "<think>"
 CLOSE = "</think>"
 
@@ -38,6 +40,19 @@ class Thinking:
         held = self._text if self._begins is None else ""
         self._text = ""
         return held
+
+
+def thought(pieces: Sequence[tuple[str, int]]) -> int:
+    """How many tokens the thinking of a reply has, which comes in pieces of (text, tokens)."""
+    reply = "".join(text for text, _ in pieces)
+    left = len(reply) - len(said(reply))
+    count = 0
+    for text, tokens in pieces:
+        if not 0 < len(text) <= left:
+            break
+        left -= len(text)
+        count += tokens
+    return count
 
 
 def said(reply: str) -> str:

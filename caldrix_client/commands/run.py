@@ -49,20 +49,25 @@ def execute(command: Run, context: Context) -> int:
         _say_what_is_missing(speaker)
         conversation = Conversation(system)
         if prompt is None:
-            return _chat(speaker, conversation, context)
+            return _chat(speaker, conversation, context, request)
         answer = speaker.answer(prompt, conversation, command.sampling)
         return INTERRUPTED if answer.interrupted else 0
 
 
-def _chat(speaker: Speaker, conversation: Conversation, context: Context) -> int:
+def _chat(speaker: Speaker, conversation: Conversation, context: Context, request: Open) -> int:
     from caldrix_client.chat import Chat
+
+    def again() -> Speaker:
+        channel = connect(context.environment, context.started)
+        opened = _open_bounded(channel, request, speaker.command, context.terminal)
+        return speaker._replace(channel=channel, opened=opened)
 
     unwanted = context.environment.get("CALDRIX_NO_HISTORY", "0") not in ("", "0")
     if context.terminal.interactive and not unwanted and not speaker.command.no_history:
         from caldrix_client.history import History
 
         context.terminal.remember(History(os.path.join(state_directory(context.environment), "history")))
-    return Chat(speaker, conversation).run()
+    return Chat(speaker, conversation, again).run()
 
 
 def _system(argument: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from caldrix_protocol.messages import Delta, Done, Generate, Message, Open, Progress
+from caldrix_protocol.messages import Delta, Done, Generate, Message, Open, Progress, Refusal
 from tests.support.cli import SECONDS, Home, Screen
 from tests.support.peer import Model, Peer, Talk, say, texts
 
@@ -216,13 +217,63 @@ def test_a_stopped_and_continued_chat_goes_on(home: Home) -> None:
         assert screen.end() == 0
 
 
-def test_a_daemon_that_vanishes_ends_the_chat_with_1(home: Home) -> None:
+def test_a_chat_goes_on_with_another_connection(home: Home) -> None:
+    """After a daemon that vanished in an answer, spoke nonsense, or was ended between two answers."""
+
     def vanish(talk: Talk, request: Message) -> None:
         talk.send(Delta("half"))
-        talk.stream.shutdown(2)
+        talk.stream.shutdown(socket.SHUT_RDWR)
 
-    with Peer(home.address, Model(vanish)), Screen(home, "run", "demo") as screen:
+    def babble(talk: Talk, request: Message) -> None:
+        talk.stream.sendall(b"\xff" * 8)
+
+    def say_and_end(talk: Talk, request: Message) -> None:
+        say(talk, "A")
+        talk.stream.shutdown(socket.SHUT_RDWR)
+
+    model = Model(say_and_end, vanish, babble, "D")
+    with Peer(home.address, model) as peer, Screen(home, "run", "demo") as screen:
+        for line, words in (
+            ("a", "A\r\n"),
+            ("b", "half\r\ncaldrix: caldrixd closed the connection before the request ended\r\n"),
+            ("c", "caldrix: the peer sent a frame that cannot be read: "),
+            ("d", "D\r\n"),
+        ):
+            screen.ready()
+            screen.press(f"{line}\n")
+            screen.expect(words)
         screen.ready()
-        screen.press("x\n")
-        screen.expect("half\r\ncaldrix: caldrixd closed the connection")
-        assert screen.end() == 1
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert sum(type(request) is Open for request in peer.requests) == 4
+    assert conversations(peer)[-1] == [("user", "a"), ("assistant", "A"), ("user", "d")]
+
+
+def test_a_chat_goes_on_after_any_refusal_of_an_answer(home: Home) -> None:
+    def refuse(talk: Talk, request: Message) -> None:
+        talk.send(Refusal("worker/died", "run", "the worker ended", {}))
+
+    with Peer(home.address, Model(refuse, "b")) as peer, Screen(home, "run", "demo") as screen:
+        screen.ready()
+        screen.press("a\n")
+        screen.expect("caldrix: the worker ended\r\n")
+        screen.ready()
+        screen.press("b\n")
+        screen.expect("b\r\n")
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert sum(type(request) is Open for request in peer.requests) == 1
+    assert conversations(peer)[-1] == [("user", "b")]
+
+
+def test_without_a_person_what_ends_an_answer_ends_the_chat(home: Home) -> None:
+    def vanish(talk: Talk, request: Message) -> None:
+        talk.send(Delta("half"))
+        talk.stream.shutdown(socket.SHUT_RDWR)
+
+    with Peer(home.address, Model(vanish, "b")) as peer:
+        result = home.caldrix("run", "demo", typed=b"a\nb\n")
+    words = "caldrix: caldrixd closed the connection before the request ended\n"
+    assert result == (1, "half\n", words)
+    assert len(conversations(peer)) == 1

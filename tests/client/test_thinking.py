@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from caldrix_client.thinking import Thinking, said
+from caldrix_client.thinking import Thinking, said, thought
 from caldrix_protocol.messages import Delta, Done, Message
 from tests.support.cli import Home, Screen
-from tests.support.peer import Model, Peer, Talk, say, texts
+from tests.support.peer import TIMINGS, Model, Peer, Talk, say, texts
 
 REPLIES = [
     ("<think>\nhm\n</think>\n\nHi </think> <think>x", "<think>\nhm\n</think>", "\n\nHi </think> <think>x"),
@@ -53,6 +53,31 @@ def test_only_what_may_be_a_beginning_is_held() -> None:
 )
 def test_what_a_conversation_keeps(reply: str, kept: str) -> None:
     assert said(reply) == kept
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [
+        ([("<think>\n", 2), ("hm", 1), ("\n</think>", 2), ("\n\n", 1), ("Hi", 1)], 6),
+        ([("<think>\n", 2), ("hm", 1), ("\n</think>\n\nHi", 5)], 3),
+        ([("<think>", 1), ("no end", 3)], 4),
+        ([("Hi", 1), (" </think>", 2)], 0),
+        ([("", 1), ("Hi", 1)], 0),
+        ([], 0),
+    ],
+)
+def test_how_many_tokens_are_thinking(pieces: list[tuple[str, int]], tokens: int) -> None:
+    assert thought(pieces) == tokens
+
+
+def test_thinking_does_not_use_the_context(home: Home) -> None:
+    def think(talk: Talk, request: Message) -> None:
+        talk.send(Delta("<think>hm", (1, 2, 3)), Delta("</think>\n\n", (4, 5)), Delta("Hi", (6,)))
+        talk.send(Done("stop", timings=TIMINGS._replace(prompt_tokens=30, reply_tokens=7)))
+
+    with Peer(home.address, Model(think)):
+        done = home.caldrix("run", "demo", "--ctx", "100", typed=b"1\n/context\n")
+    assert "the context holds 100 tokens: 32 used," in done.err
 
 
 THOUGHT = "<think>\nhm\n</think>\n\nHi"
