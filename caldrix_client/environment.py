@@ -82,12 +82,12 @@ def model_argument(argument: str) -> str:
     require_text("the model argument", argument)
     if os.path.isdir(argument):
         return absolute(argument)
-    kind = kind_of(argument)
-    if argument.startswith(("./", "../", "/", "~")) or kind or argument.endswith(".safetensors"):
-        if os.path.isfile(argument):
-            raise Refused("model/file", path=argument, kind=kind or "a file")
-        if argument.startswith(("./", "../", "/", "~")):
-            raise Refused("model/no-such-directory", path=argument)
+    is_path = argument.startswith(("./", "../", "/", "~"))
+    kind = kind_of(argument) or "a file"
+    if os.path.isfile(argument) and (is_path or kind != "a file" or argument.endswith(".safetensors")):
+        raise Refused("model/file", path=argument, kind=kind)
+    if is_path:
+        raise Refused("model/no-such-directory", path=argument)
     return argument
 
 

@@ -60,10 +60,13 @@ def _row(known: Known) -> tuple[str, ...]:
 
 def _pin(command: Command, context: Context) -> None:
     rows: list[tuple[str, ...]] = [PIN_TITLES]
-    for event in _ask(Pin(for_request(context.environment)), context):
-        if type(event) is Known:
-            rows.append((event.alias, event.repo, event.revision))
-    context.terminal.result(table(rows))
+    try:
+        for event in _ask(Pin(for_request(context.environment)), context):
+            if type(event) is Known:
+                rows.append((event.alias, event.repo, event.revision))
+    finally:
+        if len(rows) > 1:
+            context.terminal.result(table(rows))
 
 
 def _plan(command: Command, context: Context) -> None:

@@ -56,7 +56,7 @@ def resolve(name: str) -> ResolvedModel:
 
 
 def _nearest(name: str) -> str | None:
-    """The repo in a web address or before a slash too much, else the alias that goes on from the word or is most alike."""
+    """The repo in a web address or before a slash too much, else the alias that is most alike."""
     page = _PAGE.match(name)
     inner = page["repo"] if page else name.rstrip("/")
     if parse_repo(inner):

@@ -255,8 +255,17 @@ _TABLE: tuple[Row, ...] = (
         "{base}, or the two merged into one model",
     ),
     # --- the hub ------------------------------------------------------------------------------------
+    Row("pin/offline", RUN, "{variable} is set, so the hub is not asked which commits the aliases are at"),
     Row(
-        "hub/pin-offline", RUN, "{variable} is set, so the hub is not asked which commits the aliases are at"
+        "pin/installed",
+        RUN,
+        "the aliases are pinned in a source checkout of caldrix; {path} belongs to an installed package",
+    ),
+    Row("pin/unwritable", RUN, "the aliases cannot be pinned: {path}: {reason}"),
+    Row(
+        "pin/incomplete",
+        RUN,
+        "the hub did not tell the commits of {names}; their rows of {path} are as they were",
     ),
     Row("hub/endpoint", RUN, "HF_ENDPOINT {value} is not an http or https address"),
     Row(
@@ -650,6 +659,7 @@ _TABLE: tuple[Row, ...] = (
     Row("status/backend", STATUS, "backend {lane} (auto; `caldrix doctor` shows why)"),
     Row("status/cached", STATUS, "{model}: already in the cache at {path}"),
     Row("status/pulled", STATUS, "{model}: complete; caldrix run {model} loads it"),
+    Row("status/pinned", STATUS, "{path} and {page} are written; rows that changed: {count}"),
     Row("status/removal", STATUS, "{model}: {path} has {size} MB, with all revisions of the repo"),
     Row("status/confirm", STATUS, "remove it? y or n"),
     Row("status/removed", STATUS, "{model}: removed; {size} MB are free again"),
