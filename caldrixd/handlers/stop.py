@@ -5,6 +5,7 @@ from __future__ import annotations
 from caldrix_protocol.messages import Done, Message, Stop
 from caldrix_protocol.refusals import Refused
 from caldrixd.handlers.context import Client, Services
+from caldrixd.handlers.meant import meant
 
 
 async def handle(request: Stop, client: Client, services: Services) -> Message:
@@ -14,7 +15,7 @@ async def handle(request: Stop, client: Client, services: Services) -> Message:
         await services.shutdown.over.wait()
         return Done()
     pool = services.pool
-    workers = list(pool) if request.model is None else pool.named(request.model)
+    workers = list(pool) if request.model is None else await meant(request.model, pool)
     if request.model is not None and not workers:
         raise Refused("model/not-loaded", model=request.model)
     for worker in workers:

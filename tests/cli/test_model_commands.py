@@ -18,7 +18,7 @@ from tests.support import hub
 from tests.support.changed import Change, contents
 from tests.support.cli import COMMAND, ROOT, Home, Result, finish
 from tests.support.hub import Repo
-from tests.support.hub_cli import MODEL, NAME, PIN, WEIGHTS, model, run, start
+from tests.support.hub_cli import MODEL, NAME, ONE_TOKEN, PIN, WEIGHTS, model, run, start
 from tests.support.models import tiny
 
 STORAGE = "hf/hub/models--tiny--llama"
@@ -241,6 +241,54 @@ def test_a_loaded_model_is_not_removed(shared: Home, tmp_path: Path) -> None:
         assert (tmp_path / STORAGE).is_dir()
         assert shared.caldrix("stop", NAME).status == 0
         assert ask(shared, tmp_path, server, "models", "rm", NAME, "-y").status == 0
+
+
+def test_a_model_is_stopped_by_any_of_its_names(shared: Home, tmp_path: Path) -> None:
+    repo = model(commit=PIN)
+    snapshot = str(tmp_path / STORAGE / "snapshots" / PIN)
+    (tmp_path / "link").symlink_to(snapshot)
+    with hub.serve({NAME: repo}) as server:
+        for run_as, stop_as in (
+            (NAME, NAME),
+            (NAME, f"{NAME}@{PIN}"),
+            (f"{NAME}@{PIN}", f"{NAME}@main"),
+            (NAME, snapshot),
+            (NAME, f"{snapshot}/"),
+            (NAME, str(tmp_path / "link")),
+            (str(tmp_path / "link"), NAME),
+        ):
+            assert run(shared, tmp_path, server, run_as).status == 0
+            for other in ("tiny/other", f"{NAME}@v1", "smollm2", "demo", "./model", str(tmp_path)):
+                assert shared.caldrix("stop", other).status == 1
+            stopped = shared.caldrix("stop", stop_as)
+            assert (stopped.status, stopped.err) == (0, ""), (run_as, stop_as)
+            assert NAME not in shared.caldrix("ps").out
+
+
+def test_a_directory_is_stopped_as_it_was_run(shared: Home, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(MODEL, place / "smollm2")
+    (place / "other").symlink_to("smollm2")
+
+    def ask_in(*arguments: str) -> Result:
+        pipe = subprocess.PIPE
+        return finish(
+            subprocess.Popen(
+                (*COMMAND, *arguments),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=shared.environment,
+                cwd=place,
+            )
+        )
+
+    for stop_as in ("smollm2", "./smollm2", "smollm2/", "other", "../place/smollm2"):
+        assert ask_in("run", "smollm2", *ONE_TOKEN).status == 0
+        assert ask_in("stop", stop_as).status == 0, stop_as
+    assert ask_in("run", "./other", *ONE_TOKEN).status == 0
+    shutil.rmtree(place / "smollm2")
+    assert ask_in("stop", "./other").status == 0
 
 
 def test_a_model_that_is_being_downloaded_is_not_removed(shared: Home, tmp_path: Path) -> None:
