@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from caldrix_client.interrupts import Interrupts
 from caldrix_protocol.connection import CLOSED, NEED_DATA, Connection, ProtocolError
-from caldrix_protocol.messages import Blob, Cancel, Done, Message, Refusal
+from caldrix_protocol.messages import Blob, Cancel, Done, Message, Refusal, Welcome
 from caldrix_protocol.refusals import Refused
 
 READ_SIZE = 1 << 16
@@ -30,9 +30,13 @@ class Declined(Refused):
 
 
 class Channel:
-    """Messages over one connected socket, which it owns. Closing it stops the request that runs."""
+    """Messages over one connected socket, which it owns. Closing it stops the request that runs.
 
-    __slots__ = ("_connection", "_socket")
+    `welcome` is set once the daemon has been greeted.
+    """
+
+    __slots__ = ("_connection", "_socket", "welcome")
+    welcome: Welcome
 
     def __init__(self, stream: socket.socket) -> None:
         stream.setblocking(False)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from caldrix_client.channel import Channel, Declined
 from caldrix_client.environment import for_daemon
 from caldrix_protocol.address import Address, ensure_directory, find_address, state_directory
+from caldrix_protocol.build import find_build, same_build
 from caldrix_protocol.connection import hello, versions_differ
-from caldrix_protocol.messages import Refusal, Welcome
+from caldrix_protocol.messages import Refusal, Stop, Welcome
 from caldrix_protocol.refusals import Refused
 from caldrix_protocol.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 
@@ -35,6 +36,10 @@ class Patience(NamedTuple):
 PATIENCE = Patience()
 
 
+def _ignore(pid: int) -> None:
+    """Says nothing."""
+
+
 def attach(environment: Mapping[str, str], patience: Patience = PATIENCE) -> Channel | None:
     """A greeted channel to the running daemon, or None if none runs. Starts nothing.
 
@@ -48,15 +53,23 @@ def connect(
     environment: Mapping[str, str],
     started: Callable[[int], None],
     patience: Patience = PATIENCE,
+    outdated: Callable[[int], None] = _ignore,
 ) -> Channel:
     """A greeted channel to the daemon, which is started first when none runs; `started` is told its pid.
 
-    Raises Refused like `attach`, and daemon/exited or daemon/did-not-start, which name the log file.
+    A daemon that runs other code than this client would start is replaced when nobody uses it; else
+    `outdated` is told its pid. Raises Refused like `attach`, and daemon/exited or daemon/did-not-start, which
+    name the log file.
     """
+    address = find_address(environment, os.geteuid())
     channel = attach(environment, patience)
     if channel is not None:
-        return channel
-    address = find_address(environment, os.geteuid())
+        if same_build(channel.welcome.version, find_build(sys.path)):
+            return channel
+        if not _ended(channel, address, time.monotonic() + patience.start):
+            outdated(channel.welcome.pid)
+            return channel
+        channel.close()
     ensure_directory(address)
     deadline = time.monotonic() + patience.start
     try:
@@ -169,9 +182,24 @@ def _greet(channel: Channel, address: Address, deadline: float) -> bool:
             return False
         raise Declined(answer)
     assert type(answer) is Welcome
+    channel.welcome = answer
     if answer.protocol[0] != PROTOCOL_MAJOR:
         raise versions_differ(answer.protocol, (PROTOCOL_MAJOR, PROTOCOL_MINOR))
     return True
+
+
+def _ended(channel: Channel, address: Address, deadline: float) -> bool:
+    """Have the daemon end unless somebody uses it; whether it has."""
+    channel.send(Stop(daemon=True, if_idle=True))
+    try:
+        answer = channel.receive(deadline=deadline)
+    except TimeoutError:
+        raise _busy(address) from None
+    except Refused as refused:
+        if refused.code == "daemon/closed":
+            return True
+        raise
+    return type(answer) is not Refusal or answer.code == "daemon/stopping"
 
 
 def _spawn(environment: Mapping[str, str]) -> Popen[bytes]:

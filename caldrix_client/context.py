@@ -18,3 +18,7 @@ class Context(NamedTuple):
     def started(self, pid: int) -> None:
         """Say that this command had to start the daemon."""
         self.terminal.status(sentence("status/daemon-started", pid=pid))
+
+    def outdated(self, pid: int) -> None:
+        """Say that the daemon runs other code than this command, and is in use."""
+        self.terminal.say(sentence("notice/other-build", pid=pid))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from caldrix_protocol import options
+from caldrix_protocol.build import find_build
 from caldrix_protocol.refusals import EXIT_STATUS, Refused
 from caldrix_protocol.version import VERSION
 from caldrixd import config, daemon, log
@@ -20,9 +21,10 @@ def main() -> int:
         if sys.argv[1:] == ["--version"]:
             sys.stdout.write(f"caldrixd {VERSION}\n")
             return 0
+        build = find_build(sys.path)
         values = parse(sys.argv[1:])
         log.start("caldrixd")
-        return daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), **values))
+        return daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), build=build, **values))
     except Refused as refused:
         sys.stderr.write(f"caldrixd: {refused.text}\n")
         return EXIT_STATUS[refused.kind]

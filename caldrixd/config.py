@@ -8,6 +8,7 @@ from pathlib import Path
 
 from caldrix_protocol.address import Address, cache_directory, find_address
 from caldrix_protocol.environment import INHERITED
+from caldrix_protocol.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,16 @@ class Activation:
 
 @dataclass(frozen=True)
 class Config:
-    """Seconds and bytes, unless said otherwise. `environment` is what child processes get."""
+    """Seconds and bytes, unless said otherwise. `environment` is what child processes get.
+
+    `build` is the code this daemon runs, see find_build.
+    """
 
     address: Address
     cache_directory: Path
     environment: Mapping[str, str]
     idle_unload: float
+    build: str = VERSION
     activation: Activation = Activation()
     drain_seconds: float = 10.0
     socket_check_seconds: float = 5.0
@@ -38,7 +43,9 @@ class Config:
     fetch_seconds: float = 30.0  # how long a host may be silent in a download
 
 
-def read(environment: Mapping[str, str], *, uid: int, pid: int, idle_unload: float) -> Config:
+def read(
+    environment: Mapping[str, str], *, uid: int, pid: int, idle_unload: float, build: str = VERSION
+) -> Config:
     """The configuration of the process `pid` of user `uid`. Refused "socket/...", see find_address."""
     return Config(
         address=find_address(environment, uid),
@@ -46,6 +53,7 @@ def read(environment: Mapping[str, str], *, uid: int, pid: int, idle_unload: flo
         environment={name: environment[name] for name in INHERITED if name in environment},
         activation=_activation(environment, pid),
         idle_unload=idle_unload,
+        build=build,
     )
 
 

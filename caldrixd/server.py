@@ -156,11 +156,11 @@ class Session:
     def _answer_hello(self, greeting: Hello) -> Welcome | Refusal:
         if self._services.shutdown.asked.is_set():
             return as_refusal(Refused("daemon/stopping"))
-        return answer_hello(greeting, os.getpid())
+        return answer_hello(greeting, os.getpid(), self._services.config.build)
 
     async def _answer(self, active: Active) -> None:
         final = active.verdict
-        with active.scope:
+        with active.scope, self._services.traffic.one():
             final = await self._handled(active.request)
         if active.scope.cancelled_caught:
             final = active.verdict

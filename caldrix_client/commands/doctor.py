@@ -14,7 +14,10 @@ from caldrix_protocol.refusals import Refused
 def execute(context: Context) -> int:
     """One line per lane. Raises Refused (lane/none-usable) after them when no lane is usable."""
     lanes: list[Lane] = []
-    with connect(context.environment, context.started) as channel, Interrupts() as interrupts:
+    with (
+        connect(context.environment, context.started, outdated=context.outdated) as channel,
+        Interrupts() as interrupts,
+    ):
         for event in exchange(channel, Doctor(), interrupts):
             if type(event) is Lane:
                 lanes.append(event)

@@ -31,7 +31,10 @@ def execute(command: Command, context: Context) -> int:
 
 def _ask(request: Message, context: Context) -> Iterator[Message]:
     """The events of a request that are not shown as they come."""
-    with connect(context.environment, context.started) as channel, Interrupts() as interrupts:
+    with (
+        connect(context.environment, context.started, outdated=context.outdated) as channel,
+        Interrupts() as interrupts,
+    ):
         for event in exchange(channel, request, interrupts):
             show(event, context.terminal)
             yield event

@@ -20,7 +20,10 @@ def execute(command: Command, context: Context) -> int:
     if command.quiet:
         context.terminal.be_quiet()
     request = Pull(model_argument(command.model), for_request(context.environment))
-    with connect(context.environment, context.started) as channel, Interrupts() as interrupts:
+    with (
+        connect(context.environment, context.started, outdated=context.outdated) as channel,
+        Interrupts() as interrupts,
+    ):
         try:
             for event in exchange(channel, request, interrupts):
                 show(event, context.terminal)

@@ -41,7 +41,7 @@ def execute(command: Run, context: Context) -> int:
     )
     system = None if command.system is None else _system(command.system)
     prompt = _prompt(command, context.terminal)
-    with connect(context.environment, context.started) as channel:
+    with connect(context.environment, context.started, outdated=context.outdated) as channel:
         opened = _open_bounded(channel, request, command, context.terminal)
         speaker = Speaker(channel, opened, command, context.terminal)
         if command.draft_model is not None:

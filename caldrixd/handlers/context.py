@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,21 @@ class Shutdown:
             self.asked.set()
 
 
+@dataclass
+class Traffic:
+    """How many requests are being answered."""
+
+    requests: int = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+
 @dataclass(frozen=True)
 class Services:
     """The daemon's parts that requests share."""
@@ -45,6 +61,7 @@ class Services:
     pool: Pool
     fetches: Fetches
     shutdown: Shutdown
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True)

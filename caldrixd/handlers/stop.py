@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+from caldrix_protocol.build import find_build
 from caldrix_protocol.messages import Done, Message, Stop
 from caldrix_protocol.refusals import Refused
 from caldrixd.handlers.context import Client, Services
@@ -11,6 +15,8 @@ from caldrixd.handlers.meant import meant
 async def handle(request: Stop, client: Client, services: Services) -> Message:
     """`done` comes when the models' memory is free, or when another daemon could start."""
     if request.daemon:
+        if request.if_idle and _needed(services):
+            raise Refused("daemon/in-use", pid=os.getpid())
         services.shutdown.ask("a client asked for it")
         await services.shutdown.over.wait()
         return Done()
@@ -23,3 +29,10 @@ async def handle(request: Stop, client: Client, services: Services) -> Message:
     for worker in workers:
         await worker.ended.wait()
     return Done()
+
+
+def _needed(services: Services) -> bool:
+    """Whether anybody else uses this daemon, or a service manager would only start the same one again."""
+    if services.traffic.requests > 1 or any(worker.leases for worker in services.pool):
+        return True
+    return services.config.activation.sockets > 0 and find_build(sys.path) == services.config.build

@@ -1,6 +1,6 @@
 """Where the socket, the state and the caches of one user are. Client and daemon both ask here, so they agree.
 
-The one module of this package that touches the file system: it looks at directories and makes them. It
+It looks at directories and makes them, as no other module of this package does (`build` only looks). It
 imports the standard library only, because it is on the path of every warm run.
 """
 

@@ -247,11 +247,11 @@ def hello(pid: int) -> Hello:
     return Hello((PROTOCOL_MAJOR, PROTOCOL_MINOR), VERSION, pid, FEATURES)
 
 
-def answer_hello(greeting: Hello, pid: int) -> Welcome | Refusal:
-    """What a daemon sends back: `welcome`, or `refused` (then close) if the major versions differ."""
+def answer_hello(greeting: Hello, pid: int, build: str = VERSION) -> Welcome | Refusal:
+    """What a daemon of that build sends back: `welcome`, or `refused` (then close) if the majors differ."""
     if greeting.protocol[0] != PROTOCOL_MAJOR:
         return as_refusal(versions_differ((PROTOCOL_MAJOR, PROTOCOL_MINOR), greeting.protocol))
-    return Welcome((PROTOCOL_MAJOR, PROTOCOL_MINOR), VERSION, pid, FEATURES)
+    return Welcome((PROTOCOL_MAJOR, PROTOCOL_MINOR), build, pid, FEATURES)
 
 
 def versions_differ(daemon: tuple[int, ...], client: tuple[int, ...]) -> Refused:

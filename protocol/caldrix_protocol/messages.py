@@ -154,10 +154,14 @@ class Ps(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Unload one model (named as `ps` names it), all of them (nil), or end the daemon."""
+    """Unload one model (named as `ps` names it), all of them (nil), or end the daemon.
+
+    With `if_idle` the daemon ends only when nobody uses it.
+    """
 
     model: Annotated[str | None, optional(_PATH)] = None
     daemon: Annotated[bool, flag()] = False
+    if_idle: Annotated[bool, flag()] = False
 
 
 class Doctor(NamedTuple):
@@ -449,6 +453,8 @@ def _generate_rule(message: Generate) -> None:
 def _stop_rule(message: Stop) -> None:
     if message.daemon and message.model is not None:
         raise BadValue("takes a model or daemon, not both")
+    if message.if_idle and not message.daemon:
+        raise BadValue("takes if_idle with daemon only")
 
 
 # Fields that came after version 1.0: message -> field -> the minor version that has it.
@@ -464,6 +470,7 @@ SINCE: dict[type[Any], dict[str, int]] = {
         "stop": 1,
         "thinking": 1,
     },
+    Stop: {"if_idle": 1},
     Done: {"seed": 1},
     Pull: {"model": 1},
     Plan: {"model": 1},

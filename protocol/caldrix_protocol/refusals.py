@@ -125,6 +125,7 @@ _TABLE: tuple[Row, ...] = (
     Row("daemon/already-running", RUN, "caldrixd is already running (pid {pid})"),
     Row("daemon/closed", RUN, "caldrixd closed the connection before the request ended"),
     Row("daemon/stopping", RUN, "caldrixd is stopping"),
+    Row("daemon/in-use", RUN, "caldrixd (pid {pid}) is in use, so it does not end"),
     Row(
         "daemon/version",
         RUN,
@@ -652,6 +653,12 @@ _TABLE: tuple[Row, ...] = (
         "notice/no-speculation",
         NOTICE,
         "speculative decoding is not available yet in this version, so --draft-model {draft} is not used",
+    ),
+    Row(
+        "notice/other-build",
+        NOTICE,
+        "caldrixd (pid {pid}) is of another build of caldrix than this command, and in use; "
+        "`caldrix stop --daemon` ends it, and the next command starts the right one",
     ),
     Row("notice/not-pinned", NOTICE, "{reason}; its row stays as it is"),
     Row("notice/hub-unreachable", NOTICE, "{reason}; what the Hugging Face cache holds is used"),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
 from caldrix_client.connect import Patience, attach, holder
 from caldrix_protocol.refusals import Refused
 from caldrixd.models.aliases import NAMES
-from tests.support.cli import Home, finish
+from tests.support.cli import ROOT, Home, finish
 from tests.support.daemon import await_end
 
 HERD = 50
@@ -64,6 +66,33 @@ def test_a_killed_daemon_is_replaced(home: Home) -> None:
     await_end(first)
     assert os.path.exists(home.address.socket)
     assert start_daemon(home) != first
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> str:
+    """A copy of the packages, as the import path that leads to it."""
+    for name in ("caldrixd", "caldrix_client", "protocol/caldrix_protocol", "kernels/caldrix_kernels"):
+        source = ROOT / name
+        shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return str(tmp_path)
+
+
+def test_an_idle_daemon_with_old_code_is_replaced(home: Home, installation: str) -> None:
+    def run() -> str:
+        process = home.start("run", "nope", "-p", "x", PYTHONPATH=installation, PYTHONSAFEPATH="1")
+        return finish(process).err
+
+    assert run().endswith(UNKNOWN)
+    first = holder(home.address)
+    assert run() == UNKNOWN
+    with (Path(installation) / "caldrixd" / "spec.py").open("a") as file:
+        file.write("# new\n")
+    said = run()
+    second = holder(home.address)
+    assert said == f"caldrix: started caldrixd (pid {second})\n{UNKNOWN}"
+    assert first != second
+    assert run() == UNKNOWN
+    assert births(home) == 2
 
 
 def test_a_stopped_daemon_is_busy_and_not_replaced(home: Home) -> None:

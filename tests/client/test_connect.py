@@ -18,8 +18,9 @@ from caldrix_client.connect import Patience, attach, connect, holder
 from caldrix_client.interrupts import Interrupts
 from caldrix_protocol.address import ensure_directory
 from caldrix_protocol.connection import as_refusal
-from caldrix_protocol.messages import Hello, Ps, Welcome
+from caldrix_protocol.messages import Done, Hello, Message, Ps, Stop, Welcome
 from caldrix_protocol.refusals import Refused
+from caldrix_protocol.version import VERSION
 from tests.support.cli import IMPORTS, Home
 from tests.support.peer import Model, Peer, Talk
 
@@ -69,12 +70,55 @@ def test_a_running_daemon_is_greeted(home: Home) -> None:
 
     def greet(talk: Talk, hello: Hello) -> None:
         greetings.append(hello)
-        talk.send(Welcome((1, 99), "9.9", 1, ("new feature",)))
+        talk.send(Welcome((1, 99), VERSION, 1, ("new feature",)))
 
     with Peer(home.address, Model(), greet), connect(home.environment, no_start) as channel:
         channel.send(Ps())
     assert greetings[0].protocol == (1, 1)
     assert greetings[0].pid == os.getpid()
+
+
+def of_another_build(talk: Talk, hello: Hello) -> None:
+    talk.send(Welcome((1, 1), f"{VERSION}+another", 17))
+
+
+def test_an_idle_daemon_of_another_build_is_asked_to_end(home: Home) -> None:
+    with Peer(home.address, Model(), of_another_build) as peer:
+        with connect(home.environment, no_start, outdated=no_start) as channel:
+            channel.send(Ps())
+            channel.receive()
+        assert peer.requests == [Stop(daemon=True, if_idle=True), Ps()]
+
+
+def test_a_daemon_of_another_build_that_is_in_use_is_used(home: Home) -> None:
+    def script(talk: Talk, request: Message) -> None:
+        talk.send(as_refusal(Refused("daemon/in-use", pid=17)) if type(request) is Stop else Done())
+
+    outdated: list[int] = []
+    with (
+        Peer(home.address, script, of_another_build) as peer,
+        connect(home.environment, no_start, outdated=outdated.append) as channel,
+    ):
+        assert [type(event) for event in exchange(channel, Ps(), Interrupts())] == [Done]
+        assert [type(request) for request in peer.requests] == [Stop, Ps]
+    assert outdated == [17]
+
+
+@pytest.mark.parametrize("words", ["daemon/stopping", None])
+def test_a_daemon_of_another_build_may_end_by_itself_meanwhile(home: Home, words: str | None) -> None:
+    def script(talk: Talk, request: Message) -> None:
+        if type(request) is not Stop:
+            talk.send(Done())
+        elif words is None:
+            talk.stream.shutdown(socket.SHUT_RDWR)
+        else:
+            talk.send(as_refusal(Refused(words)))
+
+    with (
+        Peer(home.address, script, of_another_build),
+        connect(home.environment, no_start, outdated=no_start) as channel,
+    ):
+        assert [type(event) for event in exchange(channel, Ps(), Interrupts())] == [Done]
 
 
 def test_a_daemon_that_ignores_a_cancel_is_left(home: Home) -> None:

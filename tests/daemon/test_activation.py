@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caldrix_protocol.messages import Done, Ps
+from caldrix_protocol.messages import Done, Ps, Stop
 from caldrixd import config
 from caldrixd.activation import notify
 from tests.support.daemon import SECONDS, Caller, Home
@@ -58,6 +58,18 @@ def test_an_inherited_socket_is_served_and_left_alone(home: Home, listener: sock
         assert process.wait(SECONDS) == 0
     assert os.path.lexists(path)
     assert not os.path.lexists(home.address.socket)
+
+
+def test_a_service_is_not_ended_for_a_client_of_another_installation(
+    home: Home, listener: socket.socket
+) -> None:
+    """Its manager would start the same one again, and again for the next command."""
+    process = activated(home, listener)
+    listener.close()
+    with Caller(str(home.root / "s")) as caller:
+        assert caller.ask(Stop(daemon=True, if_idle=True))[-1].code == "daemon/in-use"
+        assert caller.ask(Stop(daemon=True)) == [Done()]
+    assert process.wait(SECONDS) == 0
 
 
 @pytest.mark.parametrize(("count", "offset"), [(1, 1), (0, 0), (2, 0)])

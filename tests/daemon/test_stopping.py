@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from caldrix_protocol.messages import Delta, Done, Ps, Refusal, Stop
+from caldrix_protocol.messages import Delta, Doctor, Done, Ps, Refusal, Stop
 from tests.daemon.conftest import LONG_CTX
+from tests.daemon.test_replies import loaded_when
 from tests.support.daemon import Daemon, Home, ask_raw, await_end, running_daemon, text_of
 from tests.support.models import reference, tiny
 
@@ -85,6 +86,23 @@ def test_after_stop_daemon_another_can_start_at_once(home: Home) -> None:
             assert second.loaded() == []
             assert not Path(f"/proc/{worker}").exists()
         assert first.wait() == 0
+
+
+def test_a_daemon_in_use_does_not_end_for_a_client_of_another_build(home: Home) -> None:
+    with running_daemon(home) as daemon, daemon.caller() as caller:
+        with daemon.caller() as other:
+            other.open(tiny("tiny-llama"))
+            refused = caller.ask(Stop(daemon=True, if_idle=True))[-1]
+            assert (refused.code, refused.fields) == ("daemon/in-use", {"pid": daemon.pid})
+            assert other.ask(Stop(str(tiny("tiny-llama")))) == [Done()]
+        loaded_when(daemon, lambda found: not found)
+        with daemon.caller() as other:
+            other.send(Doctor())
+            refused = caller.ask(Stop(daemon=True, if_idle=True))[-1]
+            assert refused.code == "daemon/in-use"
+            other.rest()
+        assert caller.ask(Stop(daemon=True, if_idle=True)) == [Done()]
+        assert daemon.wait() == 0
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -39,7 +39,7 @@ SAMPLES: tuple[m.Message, ...] = (
     m.Blob(3, bytes(range(256))),
     m.Cancel(),
     m.Ps(),
-    m.Stop("demo", False),
+    m.Stop(None, True, True),
     m.Doctor(),
     m.Pull("qwen3-0.6b", {"HF_HOME": "/data/hf"}),
     m.Plan("Qwen/Qwen3-8B@main", {"HOME": "/home/ada"}, "cpu", 4096, "bf16", 2),
