@@ -11,18 +11,21 @@ from typing import Any
 from caldrix_protocol import options
 from caldrix_protocol.build import find_build
 from caldrix_protocol.refusals import EXIT_STATUS, Refused
+from caldrix_protocol.usage import daemon_help
 from caldrix_protocol.version import VERSION
 from caldrixd import config, daemon, log
 
 
 def main() -> int:
-    """`caldrixd [--idle-unload SECONDS] [--version]`; the exit status."""
+    """`caldrixd [--idle-unload SECONDS] [--help] [--version]`; the exit status."""
     try:
-        if sys.argv[1:] == ["--version"]:
-            sys.stdout.write(f"caldrixd {VERSION}\n")
+        arguments = sys.argv[1:]
+        if {*options.HELP_FLAGS, "--version"}.intersection(arguments):
+            told = f"caldrixd {VERSION}" if "--version" in arguments else daemon_help()
+            sys.stdout.write(f"{told}\n")
             return 0
         build = find_build(sys.path)
-        values = parse(sys.argv[1:])
+        values = parse(arguments)
         log.start("caldrixd")
         return daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), build=build, **values))
     except Refused as refused:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import NamedTuple
 
 from caldrix_client.context import Context
 from caldrix_client.parse import Help, unknown
-from caldrix_protocol.option import Option
-from caldrix_protocol.options import is_accepted, options_of
+from caldrix_protocol.usage import list_flags
 
 
 class Command(NamedTuple):
@@ -42,7 +40,6 @@ In a chat, /help lists the commands, Ctrl-C stops an answer, and Ctrl-C or Ctrl-
 Exit status: 0 answered; 1 refused or failed, with the reason on stderr; 2 a mistake in the command line;
 130 interrupted with Ctrl-C; 141 nobody reads the answer; 143 ended by SIGTERM."""
 WIDTH = 32  # of a command as it is written, in the list of them
-INDENT = 6
 PROGRAM = "caldrixd"
 # Topic -> title -> the command whose records follow it.
 FLAGS = {
@@ -64,7 +61,7 @@ def execute(command: Help, context: Context) -> int:
 
 
 def _all() -> list[str]:
-    lists = [_list(title, name) for titles in FLAGS.values() for title, name in titles.items()]
+    lists = [list_flags(title, name) for titles in FLAGS.values() for title, name in titles.items()]
     return [USAGE, _commands(), MODEL, *lists, CHAT]
 
 
@@ -74,7 +71,7 @@ def _of(topic: str) -> list[str]:
         raise unknown(topic, names)
     command = COMMANDS.get(topic)
     head = [] if command is None else [f"{_written(topic, command)}: {command.doc}"]
-    lists = [_list(title, name) for title, name in FLAGS.get(topic, {}).items()]
+    lists = [list_flags(title, name) for title, name in FLAGS.get(topic, {}).items()]
     return [*head, *BEFORE.get(topic, ()), *lists, *AFTER.get(topic, ())]
 
 
@@ -85,18 +82,3 @@ def _written(name: str, command: Command) -> str:
 def _commands() -> str:
     written = {_written(name, command): command.doc for name, command in COMMANDS.items()}
     return "\n".join(f"  {line:{WIDTH}}  {doc}" for line, doc in written.items())
-
-
-def _list(title: str, command: str) -> str:
-    flags = [_entry(option) for option in options_of(command) if is_accepted(option)]
-    return "\n".join((f"Flags of {title}:", *flags))
-
-
-def _entry(option: Option) -> str:
-    spelled = ", ".join((*option.aliases, option.name))
-    value = "" if option.metavar is None else f" {option.metavar}"
-    default = "" if option.metavar is None else f" [{option.absent}]"
-    text = textwrap.fill(
-        option.doc + default, 100, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT
-    )
-    return f"  {spelled}{value}\n{text}"

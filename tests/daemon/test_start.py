@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import ROOT, Daemon, Home, running_daemon, spawn
+from caldrix_protocol.options import options_of
+from caldrix_protocol.usage import daemon_help
+from tests.support.daemon import ROOT, SECONDS, Daemon, Home, running_daemon, spawn
 
 
 def refused_start(home: Home, *arguments: str) -> tuple[int, str]:
@@ -99,8 +101,27 @@ def test_bad_arguments(home: Home, arguments: list[str], said: str) -> None:
     assert not Path(home.address.directory).exists()
 
 
-def test_version(home: Home) -> None:
-    assert refused_start(home, "--version") == (0, "caldrixd 0.1.0")
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [
+        (["--version"], "caldrixd 0.1.0\n"),
+        (["--idle-unload", "3", "--version"], "caldrixd 0.1.0\n"),
+        (["--help"], "usage: caldrixd [flags]\n"),
+        (["-h"], "usage: caldrixd [flags]\n"),
+    ],
+)
+def test_what_is_asked_for_goes_to_stdout(home: Home, arguments: list[str], begins: str) -> None:
+    command = [sys.executable, "-P", "-m", "caldrixd", *arguments]
+    done = subprocess.run(command, env=home.environment, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(begins)
+    assert not Path(home.address.directory).exists()
+
+
+def test_help_has_every_flag() -> None:
+    for option in options_of("caldrixd"):
+        assert f"  {option.name} {option.metavar}\n      {option.doc} [{option.absent}]" in daemon_help()
+    assert max(map(len, daemon_help().splitlines())) <= 110
 
 
 def test_it_starts_without_what_only_workers_need() -> None:
