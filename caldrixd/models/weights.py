@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, BinaryIO
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import open_regular, reason_of
 from caldrixd.models.files import weight_files
 from caldrixd.models.header import Entry, read_header
 from caldrixd.plan.plan import Plan, Tensor
+
+if TYPE_CHECKING:
+    # The daemon reads headers too and starts sooner without it.
+    import numpy as np
+    import numpy.typing as npt
 
 MAX_TENSORS = 200_000
 MAX_STACKED = 4096
@@ -38,6 +40,8 @@ class _Place:
     entry: Entry
 
     def data(self) -> npt.NDArray[np.uint8]:
+        import numpy as np
+
         entry = self.entry
         return np.frombuffer(self.mapped, np.uint8, entry.end - entry.begin, self.start + entry.begin)
 
