@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -20,6 +19,7 @@ from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.config import Config
 from caldrixd.fetcher.process import Accept
+from caldrixd.handlers import room
 from caldrixd.handlers.context import Client, Opening, Services
 from caldrixd.handlers.estimate import guessed, needs, stored
 from caldrixd.handlers.obtain import obtain
@@ -206,32 +206,18 @@ async def _worker(request: Open, found: Found, ctx: int, services: Services) -> 
     """The worker of this model, started unless there is one. Refused "run/memory..." when it cannot fit."""
     pool = services.pool
     worker = pool.find(found.key)
+    if worker is not None and worker.alive:
+        await room.make_for_another(request.model, found.plan, ctx, worker, pool)
+        worker = pool.find(found.key)
     if worker is None:
         await pool.gone(found.key)
-        await _make_room(request, found, ctx, services)
+        needed = await _in_thread(_needs_of, request, found)
+        await room.make_for(request.model, needed, ctx, pool)
         environment = await _in_thread(_worker_environment, found.key, services.config)
         # Another request may have started one meanwhile.
         worker = pool.find(found.key) or pool.start(Worker(found.key, request.model, environment))
     worker.names.add(request.model)
     return worker
-
-
-async def _make_room(request: Open, found: Found, ctx: int, services: Services) -> None:
-    """Unload idle models, the longest unused first, until this one fits. Refused "run/memory..."."""
-    needed = await _in_thread(_needs_of, request, found)
-
-    def check(free: int) -> None:
-        fit.check(needed, ctx, free, model=request.model)
-
-    idle = services.pool.idle()
-    check(fit.available_memory() + sum(worker.size for worker in idle))
-    for worker in idle:
-        with suppress(Refused):
-            check(fit.available_memory())
-            return
-        logging.info("worker %d makes room for %s", worker.pid, found.key.directory)
-        await services.pool.unload(worker, Refused("worker/unloaded", model=worker.name))
-    check(fit.available_memory())
 
 
 def _worker_environment(key: Key, config: Config) -> dict[str, str]:

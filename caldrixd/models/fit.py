@@ -48,14 +48,18 @@ class Needs:
 
     def largest_ctx(self, free: int) -> int:
         """The longest context in tokens, up to the model's own, that needs at most `free` bytes; or 0."""
-        low, high = 0, self.max_context
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.total(middle) <= free:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return _largest(self.total, self.max_context, free)
+
+
+def _largest(total: Callable[[int], int], most: int, free: int) -> int:
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if total(middle) <= free:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def check(needs: Needs, ctx: int, available_bytes: int, *, model: str) -> None:
@@ -63,6 +67,26 @@ def check(needs: Needs, ctx: int, available_bytes: int, *, model: str) -> None:
     if needs.total(ctx) > available_bytes:
         largest = needs.largest_ctx(available_bytes)
         raise refusal(model, needs.total(ctx if largest else 1), available_bytes, largest)
+
+
+def check_further(state: Callable[[int], int], ctx: int, available_bytes: int, *, model: str) -> None:
+    """Whether one more conversation with a loaded model fits, whose `state` is in bytes by its context.
+
+    Refused "run/memory-further" with the largest ctx that would fit.
+    """
+    if state(ctx) > available_bytes:
+        raise Refused(
+            "run/memory-further",
+            model=model,
+            needed=-(-state(ctx) // MIB),
+            free=available_bytes // MIB,
+            ctx=_largest(state, ctx, available_bytes),
+        )
+
+
+def anonymous_memory(pid: int, root: Path = Path("/")) -> int:
+    """Bytes that a process has and no file stands for; 0 where the system does not say."""
+    return _kib(root / f"proc/{pid}/status", "RssAnon") or 0
 
 
 def refusal(model: str, needed: int, free: int, largest_ctx: int) -> Refused:
@@ -84,14 +108,19 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _system_bytes(meminfo: Path) -> int:
+    return _kib(meminfo, "MemAvailable") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _kib(path: Path, field: str) -> int | None:
+    """Bytes in a line such as "MemAvailable: 12 kB"."""
     try:
-        for line in meminfo.read_text("ascii").splitlines():
+        for line in path.read_text("ascii", "replace").splitlines():
             name, _, value = line.partition(":")
-            if name == "MemAvailable":
+            if name == field:
                 return int(value.split()[0]) * 1024
     except (OSError, ValueError, IndexError):
         pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _cgroup_bytes(root: Path) -> Iterator[int]:

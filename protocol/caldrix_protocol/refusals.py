@@ -542,6 +542,12 @@ _TABLE: tuple[Row, ...] = (
         "{model} needs {needed} MiB of memory for its weights alone and {free} MiB are free",
     ),
     Row(
+        "run/memory-further",
+        RUN,
+        "{model} is loaded, and one more conversation needs {needed} MiB of memory of which {free} MiB are "
+        "free; the largest --ctx that would fit is {ctx}",
+    ),
+    Row(
         "run/state-memory",
         RUN,
         "a context of {ctx} tokens needs {needed} MiB of memory, which are not free; give a smaller --ctx",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,27 @@ def test_weights_that_do_not_fit_at_all() -> None:
     assert caught.value.code == "run/memory-weights"
     assert int(caught.value.fields["needed"]) >= 160 << 10
     assert caught.value.fields["free"] == 16 << 10
+
+
+def test_one_more_conversation_needs_its_state_alone() -> None:
+    def state(ctx: int) -> int:
+        return MIB + 1000 * ctx
+
+    fit.check_further(state, 1000, 2_048_576, model="tiny")
+    with pytest.raises(Refused) as caught:
+        fit.check_further(state, 1001, 2_048_576, model="tiny")
+    assert caught.value.text == (
+        "tiny is loaded, and one more conversation needs 2 MiB of memory of which 1 MiB are free; the "
+        "largest --ctx that would fit is 1000"
+    )
+    with pytest.raises(Refused) as caught:
+        fit.check_further(state, 1, 0, model="tiny")
+    assert caught.value.fields["ctx"] == 0
+
+
+def test_what_a_process_has_for_itself(tmp_path: Path) -> None:
+    assert MIB < fit.anonymous_memory(os.getpid()) < 1 << 40
+    assert fit.anonymous_memory(7, tmp_path) == 0
 
 
 class Machine:
