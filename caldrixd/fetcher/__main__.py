@@ -41,17 +41,25 @@ def main(arguments: list[str]) -> int:
             signal.signal(number, signal.default_int_handler)
         threading.Thread(target=_listen, args=(wanted,), daemon=True).start()
         try:
-            _fetch(arguments, send, wanted)
-            send(Done())
-        except Refused as refused:
-            send(as_refusal(refused))
+            send(_last(arguments, send, wanted))
         except (KeyboardInterrupt, BrokenPipeError):
             return 1
-        except Exception as error:
-            send(as_refusal(Refused("daemon/internal", id=log.incident(error))))
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of stdin has nothing to stop any more
     return 0
+
+
+def _last(arguments: list[str], send: demo.Send, wanted: threading.Event) -> Message:
+    """Fetch, and what is to be said at the end. Raises BrokenPipeError."""
+    try:
+        _fetch(arguments, send, wanted)
+    except Refused as refused:
+        return as_refusal(refused)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return as_refusal(Refused("daemon/internal", id=log.incident(error)))
+    return Done()
 
 
 def _fetch(arguments: list[str], send: demo.Send, wanted: threading.Event) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from caldrixd.fetcher.library import MAX_SMALL, File, Hub, Listing
 from caldrixd.fetcher.transfer import Patience
 from caldrixd.json_file import read_bytes, read_object
 from caldrixd.models import files, gate
-from caldrixd.models.hub import Repo, lacking, look, write_record
+from caldrixd.models.hub import Record, Repo, look, read_record, write_record
 from caldrixd.models.resolve import parse_repo
 from caldrixd.text import files as text_files
 
 CONFIG = "config.json"
 # A header of safetensors says its own length first.
 MIN_WEIGHTS = 8
+LONG = 100_000_000  # bytes: to read that takes long enough for a word on it
 # Beside config.json, the tokenizer, the index and the weights: what is wanted where the repo has it.
 SMALL_FILES = ("generation_config.json", "chat_template.jinja", "chat_template.json")
 MIB = 1 << 20
@@ -70,6 +72,11 @@ class Snapshot:
         self._directory = job.repo.snapshot(job.cache, listing.commit)
         self._blobs = job.repo.storage(job.cache) / "blobs"
         self._sizes: dict[str, int] = {}
+        self._large: Set[File] = (
+            frozenset()
+        )  # the weights, which are not read to see whether they are missing
+        self._record = read_record(self._record_path)
+        self._checked = dict(self._record.checked) if self._record else {}
         self._unsaid: list[File] | None = []  # downloaded before anything was announced
 
     @contextmanager
@@ -91,29 +98,41 @@ class Snapshot:
         small = [*text_files.needed(listed), *(name for name in SMALL_FILES if name in listed)]
         self._sizes |= {name: self._listing.files[name].size for name in small}
         self._sizes |= {file.name: file.size for file in weights}
+        self._large = frozenset(weights)
         for file in weights:
             blob = self._blobs / file.digest
-            if file.name in self._missing() and _size(blob) == file.size:
+            if not self._is_there(file) and transfer.size(blob) == file.size:
                 _link(blob, self._directory / file.name)
         missing = self._missing()
         self._check_adapter(weights)
-        if not missing:
-            with suppress(OSError):  # a cache that is complete may be one that cannot be written
-                self._write_record()
-            return
-        self._write_record()
-        self._check_disk(missing)
-        self._announce(missing)
+        if not self._can_record(missing) and not missing:
+            return  # nobody could remember what is checked here
+        if missing:
+            self._check_disk(missing)
+            self._announce(missing)
         for name in small:
             self._need(name)
-        to_come = [file for file in weights if file.name in missing]
+        if missing or not all(map(self._is_checked, weights)):
+            self._fetch_weights(weights)
+        if left := [name for name in self._sizes if not self._is_right(listed[name])]:
+            names = ", ".join(left)
+            raise Refused("hub/incomplete", model=self._job.model, path=self._directory, names=names)
+        self._write_record()
+
+    def _fetch_weights(self, weights: list[File]) -> None:
+        """Ask the daemon, then read those that are there and fetch the others."""
+        to_come = [file for file in weights if not self._is_there(file)]
         total = sum(file.size for file in weights)
         self._job.send(Planned(str(self._directory), total, sum(file.size for file in to_come)))
         self._job.proceed()
-        self._download(to_come)
-        if left := self._missing():
-            names = ", ".join(left)
-            raise Refused("hub/incomplete", model=self._job.model, path=self._directory, names=names)
+        damaged = [file for file in weights if file not in to_come and not self._is_right(file)]
+        if damaged:
+            for file in damaged:
+                self._remove(self._directory / file.name)
+            anew = {file.name: file for file in damaged}
+            self._check_disk(anew)
+            self._announce(anew)
+        self._download([*to_come, *damaged])
 
     def point(self) -> None:
         """Let the revision's name mean this commit in the cache, as the library writes it."""
@@ -125,11 +144,31 @@ class Snapshot:
         partial.write_text(self._listing.commit, "ascii")
         partial.rename(path)
 
+    @property
+    def _record_path(self) -> Path:
+        return self._job.repo.record(self._job.cache, self._listing.commit)
+
     def _write_record(self) -> None:
-        write_record(self._job.repo.record(self._job.cache, self._listing.commit), self._sizes)
+        checked = {name: time for name, time in self._checked.items() if name in self._sizes}
+        record = Record(dict(self._sizes), checked)
+        if record != self._record:
+            write_record(self._record_path, record)
+            self._record = record
+
+    def _can_record(self, missing: Mapping[str, File]) -> bool:
+        """Keep which files there must be. False in a cache that is complete and cannot be written."""
+        try:
+            self._write_record()
+        except OSError:
+            if missing:
+                raise
+            return False
+        return True
 
     def _missing(self) -> dict[str, File]:
-        return {name: self._listing.files[name] for name in lacking(self._directory, self._sizes)}
+        needed = [self._listing.files[name] for name in self._sizes]
+        there = [self._is_there(file) if file in self._large else self._is_right(file) for file in needed]
+        return {file.name: file for file, is_there in zip(needed, there, strict=True) if not is_there}
 
     def _need(self, name: str, limit: int = MAX_SMALL) -> None:
         """Have a small file. One that is there with another size is not that file."""
@@ -140,14 +179,34 @@ class Snapshot:
             raise Refused("config/too-big", file=name, size=file.size, limit=limit)
         self._sizes[name] = file.size
         path = self._directory / name
-        if not lacking(self._directory, {name: file.size}):
+        if self._is_right(file):
             return
         self._remove(path)
         self._hub.download(name, self._listing.commit)
-        if not transfer.is_whole(path, file):
+        if not self._is_right(file):
             self._remove(path)
             raise Refused("hub/digest", file=name)
         self._say_downloaded(file)
+
+    def _is_there(self, file: File) -> bool:
+        return transfer.size(self._directory / file.name) == file.size
+
+    def _is_checked(self, file: File) -> bool:
+        """Whether what is there is what was checked before."""
+        return self._checked.get(file.name) == _changed(self._directory / file.name)
+
+    def _is_right(self, file: File) -> bool:
+        """Whether a file is there with its size and digest; read once, until it is changed."""
+        path = self._directory / file.name
+        if not self._is_there(file) or self._is_checked(file):
+            return self._is_there(file)
+        changed = _changed(path)
+        if file.size > LONG:
+            self._job.send(as_status("status/checking", file=file.name, size=sizes.size(file.size)))
+        if not transfer.is_whole(path, file):
+            return False
+        self._checked[file.name] = changed
+        return True
 
     def _read(self, name: str, limit: int) -> bytes:
         """A small file, got first where it is not there yet."""
@@ -213,7 +272,9 @@ class Snapshot:
     def _check_disk(self, missing: Mapping[str, File]) -> None:
         """What is still to come must fit on the cache's file system."""
         self._blobs.mkdir(parents=True, exist_ok=True)
-        needed = sum(file.size - _size(self._partial(file)) for file in missing.values())
+        there = [transfer.partials(self._blobs, file)[:1] for file in missing.values()]
+        needed = sum(file.size for file in missing.values())
+        needed -= sum(transfer.size(path) for paths in there for path in paths)
         free = shutil.disk_usage(self._blobs).free
         if needed > free:
             needed = -(-needed // MIB)
@@ -247,18 +308,15 @@ class Snapshot:
             def report(position: int, offset: int = offset) -> None:
                 self._job.send(Progress("download", offset + position, total))
 
-            blob = self._blobs / file.digest
+            blob, path = self._blobs / file.digest, self._directory / file.name
             with self._lock(file):
-                if _size(blob) != file.size:
-                    partial = self._partial(file)
-                    transfer.fetch(self._hub, file, self._listing.commit, partial, self._job.patience, report)
-                    partial.rename(blob)
-                _link(blob, self._directory / file.name)
+                ours = transfer.fetch(self._hub, file, self._listing.commit, blob, self._job.patience, report)
+                _link(blob, path)
             before += file.size
+            if ours:
+                self._checked[file.name] = _changed(path)
+                self._write_record()
             self._say_downloaded(file)
-
-    def _partial(self, file: File) -> Path:
-        return self._blobs / f"{file.digest}.caldrix-partial"
 
     @contextmanager
     def _lock(self, file: File) -> Iterator[None]:
@@ -270,7 +328,7 @@ class Snapshot:
                     stack.enter_context(self._hub.lock(file.digest, self._job.patience.seconds))
                     break
                 except TimeoutError:
-                    size = sum(map(_size, self._blobs.glob(f"{file.digest}*")))
+                    size = sum(map(transfer.size, self._blobs.glob(f"{file.digest}*")))
                     if size <= grown:
                         path = self._hub.lock_path(file.digest)
                         raise Refused("hub/locked", file=file.name, path=path) from None
@@ -281,18 +339,23 @@ class Snapshot:
 
 
 def _link(blob: Path, pointer: Path) -> None:
-    """A relative link, as the library makes it; where the file system has none, the file itself."""
-    pointer.unlink(missing_ok=True)
+    """A relative link, as the library makes it; where the file system has none, the file itself.
+
+    It comes in one step: whoever has the file through a link that is there never misses it.
+    """
+    new = pointer.with_name(f".{secrets.token_hex(8)}")
     try:
-        pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+        new.symlink_to(os.path.relpath(blob, pointer.parent))
+        new.rename(pointer)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         blob.rename(pointer)
 
 
-def _size(path: Path) -> int:
+def _changed(path: Path) -> int:
+    """When a file was changed last, in nanoseconds; -1 when it is not there."""
     try:
-        return path.stat().st_size
+        return path.stat().st_mtime_ns
     except FileNotFoundError:
-        return 0
+        return -1

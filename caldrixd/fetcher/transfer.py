@@ -10,11 +10,12 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from caldrixd.fetcher.library import LEAST_RATE, File, NetworkError, Slow
 READ_SIZE = 1 << 20
 REPORT_BYTES = 1 << 20
 REPORT_SECONDS = 0.2
+SUFFIX = ".caldrix-partial"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -59,40 +61,71 @@ class Source(Protocol):
 Report = Callable[[int], None]
 
 
-def fetch(source: Source, file: File, commit: str, partial: Path, patience: Patience, report: Report) -> None:
-    """Have the whole of `file` in `partial`, written to disk, with the right digest.
+def fetch(source: Source, file: File, commit: str, blob: Path, patience: Patience, report: Report) -> bool:
+    """Have the whole of `file` at `blob`, with the right digest and written to disk.
 
-    `report` gets the bytes that are there, now and then. Raises Refused "hub/..."; what was fetched stays for
-    the next attempt, unless it is wrong.
+    `report` gets the bytes that are there, now and then. False where another process put it there. Raises
+    Refused "hub/..."; what was fetched stays for the next attempt, unless it is wrong.
     """
-    with Sink(partial, file) as sink:
-        resumed = sink.resume()
-        while True:
-            _fill(source, commit, sink, patience, report)
-            if sink.is_right():
-                sink.sync()
-                return
-            sink.clear()
-            if not resumed:  # what an earlier process left may have been damaged; this was not
-                partial.unlink()
-                raise Refused("hub/digest", file=file.name)
-            resumed = False
+    claim = True
+    while size(blob) != file.size:
+        with Sink(blob.parent, file, claim) as sink, suppress(Taken):
+            _fetch(source, commit, sink, patience, report)
+            sink.become(blob)
+            return True
+        claim = False
+    return False
+
+
+def _fetch(source: Source, commit: str, sink: Sink, patience: Patience, report: Report) -> None:
+    resumed = sink.resume()
+    while True:
+        _fill(source, commit, sink, patience, report)
+        if sink.is_right():
+            return
+        sink.clear()
+        if not resumed:  # what an earlier process left may have been damaged; this was not
+            sink.remove()
+            raise Refused("hub/digest", file=sink.file.name)
+        resumed = False
+
+
+def partials(blobs: Path, file: File) -> list[Path]:
+    """What earlier attempts left of a file, each a file of this user alone; the largest first."""
+    found = []
+    for path in blobs.glob(f"{file.digest}*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1:
+                found.append((status.st_size, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+class Taken(Exception):
+    """Another process goes on with the file: locks do not hold here."""
 
 
 class Sink:
-    """The private file, and the digest of what is in it. `position` is its size in bytes."""
+    """A file that this process alone writes, and the digest of what is in it. `position` is its size.
 
-    def __init__(self, path: Path, file: File) -> None:
+    No other process knows its name. With `claim` it is what an earlier attempt left, under the new name; who
+    writes that still, since its file system's locks hold nobody off, misses the name at its next bytes.
+    """
+
+    def __init__(self, blobs: Path, file: File, claim: bool) -> None:
         self.file = file
-        self.path = path
+        self.path = blobs / f"{file.digest}.{secrets.token_hex(8)}{SUFFIX}"
         self.position = 0
-        self._digest = _new_digest(file)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
-        found = os.fstat(self._descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-            os.close(self._descriptor)
-            raise Refused("hub/cache", path=path, reason="it is no file of this user alone")
+        for left in partials(blobs, file) if claim else ():
+            with suppress(FileNotFoundError):
+                left.rename(self.path)
+                break
+        self._open()
+
+    def _open(self) -> None:
+        self._digest = _new_digest(self.file)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._identity = os.fstat(self._descriptor)
 
     def __enter__(self) -> Sink:
         return self
@@ -114,13 +147,19 @@ class Sink:
         return self.position > 0
 
     def clear(self) -> None:
-        os.ftruncate(self._descriptor, 0)
+        """Begin anew, in another file: this one may be another process's by now."""
+        os.close(self._descriptor)
+        self.remove()
         self.position = 0
-        self._digest = _new_digest(self.file)
+        self._open()
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
     def write(self, data: memoryview) -> None:
-        """Add bytes. Refused "hub/disk-full"; what fitted stays."""
+        """Add bytes. Refused "hub/disk-full"; what fitted stays. Raises Taken."""
         while data:
+            self._check_name()
             try:
                 written = os.pwrite(self._descriptor, data, self.position)
             except OSError as error:
@@ -134,9 +173,23 @@ class Sink:
     def is_right(self) -> bool:
         return bool(self._digest.hexdigest() == self.file.digest)
 
-    def sync(self) -> None:
-        """Until the bytes are on the disk: the name they get then must not outlive them."""
+    def become(self, blob: Path) -> None:
+        """Take that name, after the bytes are on the disk, and remove other attempts. Raises Taken."""
         os.fsync(self._descriptor)
+        try:
+            self.path.rename(blob)
+        except FileNotFoundError:
+            raise Taken from None
+        for path in partials(blob.parent, self.file):
+            path.unlink(missing_ok=True)
+
+    def _check_name(self) -> None:
+        try:
+            found = self.path.lstat()
+        except FileNotFoundError:
+            raise Taken from None
+        if not os.path.samestat(found, self._identity):
+            raise Taken
 
     def _disk_full(self) -> Refused:
         free = shutil.disk_usage(self.path.parent).free
@@ -146,10 +199,20 @@ class Sink:
         )
 
 
+def size(path: Path) -> int:
+    """In bytes; -1 when nothing is there."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
 def is_whole(path: Path, file: File) -> bool:
-    """Whether what is at `path` has the digest of a small file."""
+    """Whether what is at `path` has the digest of a file."""
     digest = _new_digest(file)
-    digest.update(path.read_bytes())
+    with path.open("rb", buffering=0) as data:
+        while piece := data.read(READ_SIZE):
+            digest.update(piece)
     return bool(digest.hexdigest() == file.digest)
 
 

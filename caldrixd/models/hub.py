@@ -3,7 +3,7 @@
 <cache>/models--owner--name/refs/main             the commit that "main" was
                            /snapshots/<commit>/   links, by name, to
                            /blobs/<etag>          the files
-                           /.caldrix/<commit>     ours: which files a model needs, and their sizes
+                           /.caldrix/<commit>     ours: which files a model needs, and what of it was checked
 """
 
 from __future__ import annotations
@@ -103,10 +103,11 @@ def look(repo: Repo, cache: Path) -> Cached | None:
     directory = repo.snapshot(cache, commit)
     if not directory.is_dir():
         return None
-    recorded = _recorded(repo.record(cache, commit))
-    if recorded is None:
+    record = read_record(repo.record(cache, commit))
+    if record is None:
         return _judged(directory)
-    return Cached(directory, lacking(directory, recorded), certain=True)
+    certain = record.sizes.keys() <= record.checked.keys()
+    return Cached(directory, lacking(directory, record.sizes), certain)
 
 
 def name_of(directory: Path) -> str:
@@ -122,23 +123,40 @@ def lacking(directory: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name, size in sizes.items() if _size(directory / name) != size)
 
 
-def write_record(path: Path, sizes: Mapping[str, int]) -> None:
+@dataclass(frozen=True)
+class Record:
+    """Which files a model needs, by their names, with their sizes in bytes.
+
+    `checked` has when a file was changed last, in nanoseconds, as it was when its digest was right.
+    """
+
+    sizes: Mapping[str, int]
+    checked: Mapping[str, int]
+
+
+def write_record(path: Path, record: Record) -> None:
     """Keep which files a model needs, whole or not at all. OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"sizes": dict(sizes)}, indent=1) + "\n", "utf-8")
+    written = {"sizes": dict(record.sizes), "checked": dict(record.checked)}
+    partial.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
     partial.rename(path)
 
 
-def _recorded(path: Path) -> dict[str, int] | None:
-    """The sizes by name; None where there is no record that can be used."""
+def read_record(path: Path) -> Record | None:
+    """None where there is no record that can be used."""
     try:
-        sizes = read_object(path, MAX_RECORD).get("sizes")
+        fields = read_object(path, MAX_RECORD)
     except Refused:
         return None
-    if type(sizes) is not dict or not sizes or any(type(size) is not int for size in sizes.values()):
+    sizes, checked = fields.get("sizes"), fields.get("checked", {})
+    if not sizes or not _numbers(sizes) or not _numbers(checked):
         return None
-    return sizes if all(Path(name).name == name for name in sizes) else None
+    return Record(sizes, checked) if all(Path(name).name == name for name in sizes) else None
+
+
+def _numbers(value: object) -> bool:
+    return type(value) is dict and all(type(number) is int for number in value.values())
 
 
 def _judged(directory: Path) -> Cached:

@@ -680,6 +680,7 @@ _TABLE: tuple[Row, ...] = (
     Row("status/directory", STATUS, "{model}: read from the directory {path}"),
     Row("status/downloading", STATUS, "{model}: downloading {files} ({size})"),
     Row("status/downloaded", STATUS, "downloaded {file} ({size})"),
+    Row("status/checking", STATUS, "comparing {file} ({size}) with its digest"),
     Row("status/download-waiting", STATUS, "{model}: another caldrix is downloading it; waiting for that"),
     Row("status/converting", STATUS, "{model}: converting to {path}"),
     Row(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,22 +102,31 @@ class Cache:
     def start(self, name: str = NAME, *, seconds: float = 30.0, **more: str) -> Fetcher:
         repo, _, revision = name.partition("@")
         arguments = ["hub", str(self.root), name, repo, revision or "main", str(seconds)]
-        environment: Mapping[str, str] = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "HOME": str(self.root.parent),
-            **self.server.environment,
-            **more,
-        }
         return Fetcher(
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "caldrixd.fetcher", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=with_library(environment, seconds),
+                env=with_library({**self.environment, **more}, seconds),
                 cwd="/",
             )
         )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process beside the test: no proxy and no token of the machine."""
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "HOME": str(self.root.parent),
+            **self.server.environment,
+        }
+
+    def fill_by_the_library(self) -> None:
+        """Fetch as any other program does, which compares no digests."""
+        program = f"import huggingface_hub as h; h.snapshot_download({NAME!r}, cache_dir={str(self.root)!r})"
+        environment = with_library(self.environment, 30.0)
+        subprocess.run((sys.executable, "-c", program), env=environment, check=True, timeout=hub.SECONDS)
 
     def fetch(self, name: str = NAME, *, seconds: float = 30.0, **more: str) -> tuple[Any, Fetcher]:
         """Fetch to the end."""
@@ -133,4 +141,7 @@ class Cache:
         return self.storage / "snapshots" / repo.commit
 
     def partial(self, repo: hub.Repo) -> Path:
-        return self.storage / "blobs" / f"{repo.files[WEIGHTS].etag}.caldrix-partial"
+        """The weights as far as they were fetched: what is there, or where a test puts some."""
+        blobs, digest = self.storage / "blobs", repo.files[WEIGHTS].etag
+        (path,) = [*blobs.glob(f"{digest}*.caldrix-partial"), blobs / f"{digest}.test.caldrix-partial"][:1]
+        return path

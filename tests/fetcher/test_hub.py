@@ -156,15 +156,21 @@ def test_a_partial_file_longer_than_the_file_is_not_used(cache: Cache) -> None:
     assert cache.server.sent(WEIGHTS) == REPO.files[WEIGHTS].size
 
 
-def test_a_partial_file_that_is_a_link_is_refused(cache: Cache, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
+@pytest.mark.parametrize("kind", ["link", "second link", "directory"])
+def test_what_is_no_partial_file_of_ours_is_left_alone(cache: Cache, tmp_path: Path, kind: str) -> None:
+    victim, partial = tmp_path / "victim", cache.partial(REPO)
     victim.write_text("the user's own")
-    cache.partial(REPO).parent.mkdir(parents=True)
-    cache.partial(REPO).symlink_to(victim)
-    last, _ = cache.fetch()
-    assert type(last) is Refusal
-    assert last.code == "hub/cache"
+    partial.parent.mkdir(parents=True)
+    if kind == "link":
+        partial.symlink_to(victim)
+    elif kind == "second link":
+        partial.hardlink_to(victim)
+    else:
+        partial.mkdir()
+    assert cache.fetch()[0] == Done()
+    assert whole(cache, REPO)
     assert victim.read_text() == "the user's own"
+    assert os.path.lexists(partial)
 
 
 def test_weights_with_another_digest_leave_nothing(cache: Cache) -> None:
@@ -211,6 +217,90 @@ def test_a_blob_that_lost_its_end_is_fetched_anew(cache: Cache) -> None:
     cache.fetch()
     os.truncate(cache.snapshot(REPO) / WEIGHTS, 1000)
     os.truncate(cache.snapshot(REPO) / "tokenizer.json", 1000)
+    assert cache.fetch()[0] == Done()
+    assert whole(cache, REPO)
+
+
+def alter(path: Path) -> None:
+    """Change one byte, and with it the time of the last change."""
+    before = path.stat().st_mtime_ns
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before + 1, before + 1))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", WEIGHTS])
+def test_what_was_altered_in_the_cache_is_fetched_anew(cache: Cache, name: str) -> None:
+    cache.fetch()
+    alter(cache.snapshot(REPO) / name)
+    cache.server.requests.clear()
+    last, fetcher = cache.fetch()
+    assert last == Done()
+    assert whole(cache, REPO)
+    assert cache.server.files() == [name]
+    if name != "config.json":  # which is had before it can be known what is to come
+        assert fetcher.said == ["status/downloading", "status/downloaded"]
+
+
+def test_what_another_program_fetched_is_compared_with_its_digest_once(cache: Cache) -> None:
+    cache.server.fail("altered", WEIGHTS, at=MIB)
+    cache.server.fail("altered", "tokenizer.json", at=100)
+    cache.fill_by_the_library()
+    cache.server.heal()
+    cache.server.requests.clear()
+    last, fetcher = cache.fetch()
+    assert (last, set(cache.server.files())) == (Done(), {"tokenizer.json", WEIGHTS})
+    assert whole(cache, REPO)
+    sizes = [(plan.weight_bytes, plan.missing_bytes) for plan in fetcher.heard if type(plan) is Planned]
+    assert sizes == [(REPO.files[WEIGHTS].size, 0)]
+
+
+def test_what_was_compared_is_not_read_again(cache: Cache) -> None:
+    """Such a change, which leaves no trace, is the proof."""
+    cache.fetch()
+    weights = cache.snapshot(REPO) / WEIGHTS
+    before = weights.stat().st_mtime_ns
+    alter(weights)
+    os.utime(weights, ns=(before, before))
+    cache.server.requests.clear()
+    assert cache.fetch()[1].heard == [Done()]
+    assert cache.server.files() == []
+
+
+def test_where_nothing_can_be_noted_what_is_whole_is_used(cache: Cache) -> None:
+    """Otherwise every run would read all of it."""
+    cache.fill_by_the_library()
+    (cache.storage / ".caldrix").touch()
+    alter(cache.snapshot(REPO) / WEIGHTS)
+    assert cache.fetch()[1].heard == [Done()]
+    (cache.snapshot(REPO) / WEIGHTS).unlink()
+    (cache.storage / "blobs" / REPO.files[WEIGHTS].etag).unlink()
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/cache"
+
+
+def test_a_word_on_a_large_file_that_is_compared(tmp_path: Path) -> None:
+    repo = weighing(100_000_001)
+    with hub.serve({NAME: repo}) as server:
+        cache = Cache(tmp_path / "hub", server)
+        cache.fill_by_the_library()
+        last, fetcher = cache.fetch()
+    assert (last, fetcher.said) == (Done(), ["status/checking"])
+
+
+def test_what_is_altered_while_the_rest_comes_is_not_used(cache: Cache) -> None:
+    cache.server.fail("stall", WEIGHTS, at=MIB, times=1)
+    fetcher = cache.start()
+    fetcher.until(Planned)
+    fetcher.go_on()
+    cache.server.wait(lambda: cache.server.sent(WEIGHTS) == MIB)
+    alter(cache.snapshot(REPO) / "tokenizer.json")
+    cache.server.release()
+    last = fetcher.finish()
+    assert type(last) is Refusal
+    assert last.code == "hub/incomplete"
     assert cache.fetch()[0] == Done()
     assert whole(cache, REPO)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.models.hub import Repo, cache_root, look, name_of, offline_variable, write_record
+from caldrixd.models.hub import Record, Repo, cache_root, look, name_of, offline_variable, write_record
 
 COMMIT = "0123456789" * 4
 PINNED = Repo("owner/name", COMMIT)
@@ -101,7 +101,8 @@ def test_files_that_the_index_names_are_missing(cache: Path) -> None:
 
 def test_a_record_says_what_is_missing(cache: Path) -> None:
     directory = MAIN.snapshot(cache, COMMIT)
-    write_record(MAIN.record(cache, COMMIT), {**MODEL, "chat_template.jinja": 5})
+    sizes = {**MODEL, "chat_template.jinja": 5}
+    write_record(MAIN.record(cache, COMMIT), Record(sizes, dict.fromkeys(sizes, 7)))
     found = look(MAIN, cache)
     assert found is not None
     assert (found.missing, found.certain) == (("chat_template.jinja",), True)
@@ -112,8 +113,24 @@ def test_a_record_says_what_is_missing(cache: Path) -> None:
     assert found.missing == ("model.safetensors",)
 
 
+def test_what_was_not_compared_with_its_digest_is_not_certain(cache: Path) -> None:
+    write_record(MAIN.record(cache, COMMIT), Record(MODEL, {"config.json": 7}))
+    found = look(MAIN, cache)
+    assert found is not None
+    assert (found.missing, found.certain) == ((), False)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"sizes": {}}', '{"sizes": {"a": "1"}}', '{"sizes": {"../../etc/passwd": 1}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"sizes": {}}',
+        '{"sizes": {"a": "1"}}',
+        '{"sizes": {"../../etc/passwd": 1}}',
+        '{"sizes": {"a": 1}, "checked": []}',
+    ],
 )
 def test_a_record_that_cannot_be_used_is_as_none(cache: Path, text: str) -> None:
     record = MAIN.record(cache, COMMIT)
