@@ -208,6 +208,22 @@ def test_sigterm_ends_the_run_with_143_and_cancels_it(home: Home, flags: tuple[s
     assert result == (143, "" if flags else "\n", "")
 
 
+@pytest.mark.parametrize("flags", [("-p", "x"), ()])
+def test_a_terminal_that_is_closed_ends_the_run_and_cancels_it(home: Home, flags: tuple[str, ...]) -> None:
+    def silent(talk: Talk, request: Message) -> None:
+        talk.send(Delta("half"))
+        assert talk.receive() is None
+
+    with Peer(home.address, Model(silent)) as peer, Screen(home, "run", "demo", *flags) as screen:
+        if not flags:
+            screen.ready()
+            screen.press("x\n")
+        screen.expect("half")
+        screen.hang_up()
+        assert peer.gone.wait(SECONDS)
+        assert screen.process.wait(SECONDS) == -signal.SIGHUP
+
+
 def test_sigterm_while_a_model_is_loaded_takes_the_progress_line_away(home: Home) -> None:
     def load(talk: Talk, request: Message) -> None:
         talk.send(Progress("weights", 1, 2))

@@ -151,8 +151,7 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        self._close_terminal()
-        os.close(self.keys)
+        self.hang_up()
 
     def press(self, keys: str) -> None:
         """Type; "\\x03" is Ctrl-C and "\\x04" Ctrl-D."""
@@ -170,6 +169,13 @@ class Screen:
     def ready(self) -> str:
         """Wait until the line editor takes a message: it then asks the terminal to mark what is pasted."""
         return self.expect("\x1b[?2004h")
+
+    def hang_up(self) -> None:
+        """Close the terminal, as the end of its window does."""
+        self._close_terminal()
+        if self.keys >= 0:
+            os.close(self.keys)
+            self.keys = -1
 
     def end(self) -> int:
         """Wait for the end of the command; its exit status."""

@@ -115,7 +115,7 @@ def _pattern(lines: list[str]) -> str:
     patterns = []
     for line in lines:
         if line == ANYTHING:
-            patterns.append("(?:[^\n]*\n)*?")
+            patterns.append("(?:[^\n]*(?:\n|\\Z))*?")
         else:
             patterns.append("[^\n]*".join(map(re.escape, line.split(ANYTHING))) + "\n")
     return "".join(patterns)
