@@ -11,7 +11,8 @@ from pathlib import Path
 from anyio import to_thread
 
 from caldrix_protocol.address import cache_directory
-from caldrix_protocol.messages import Done, Message, Notice, Plan, Planned, Verdict
+from caldrix_protocol.connection import as_status
+from caldrix_protocol.messages import Done, Message, Notice, Plan, Planned, Status, Verdict
 from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
 from caldrixd.fetcher import demo
@@ -57,11 +58,13 @@ async def handle(request: Plan, client: Client, services: Services) -> Message:
 async def _see(
     resolved: ResolvedModel, request: Plan, send: Callable[[Message], None], services: Services
 ) -> Seen:
-    """Go as far as a download does before the weights; of what it says, only what is unusual is shown."""
+    """Go as far as a download does before the weights, and say what that would bring."""
 
     def pass_on(message: Message) -> None:
         if type(message) is Notice:
             send(message)
+        elif type(message) is Status and message.code == "status/downloading":
+            send(as_status("status/to-come", **message.fields))
 
     async def stop(planned: Planned) -> None:
         raise Enough(planned)

@@ -679,6 +679,7 @@ _TABLE: tuple[Row, ...] = (
     Row("status/kept", STATUS, "{model}: nothing was removed"),
     Row("status/directory", STATUS, "{model}: read from the directory {path}"),
     Row("status/downloading", STATUS, "{model}: downloading {files} ({size})"),
+    Row("status/to-come", STATUS, "{model}: not in the cache yet: {files} ({size})"),
     Row("status/downloaded", STATUS, "downloaded {file} ({size})"),
     Row("status/checking", STATUS, "comparing {file} ({size}) with its digest"),
     Row("status/download-waiting", STATUS, "{model}: another caldrix is downloading it; waiting for that"),

@@ -130,7 +130,11 @@ def test_a_directory_is_looked_at(shared: Home, tmp_path: Path) -> None:
 def test_a_plan_downloads_no_weights_and_says_what_a_run_would(shared: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         result = ask(shared, tmp_path, server, "models", "plan", NAME, "--ctx", "256")
-        assert result.err == ""
+        said = [line for line in result.err.splitlines() if "caldrixd" not in line]
+        assert [line.startswith(f"caldrix: {NAME}: not in the cache yet: config.json ") for line in said] == [
+            True
+        ]
+        assert ", model.safetensors 240 kB (" in said[0]
         planned = rows(result)
         assert "model.safetensors" not in server.files()
         assert not list((tmp_path / STORAGE / "blobs").glob("*partial*"))
