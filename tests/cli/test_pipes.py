@@ -315,8 +315,8 @@ def test_a_name_from_a_file_system_cannot_act_on_a_terminal(home: Home) -> None:
 
 def test_an_editor_is_not_imported_where_nobody_types(home: Home) -> None:
     code = (
-        "import sys; from caldrix_client.main import main; sys.argv = ['caldrix', 'run', 'demo']\n"
-        "main(); sys.exit('prompt_toolkit' in sys.modules)"
+        "import sys; from caldrix_client.main import run; sys.argv = ['caldrix', 'run', 'demo']\n"
+        "run(); sys.exit('prompt_toolkit' in sys.modules)"
     )
     with Peer(home.address, Model("a")):
         done = subprocess.run(

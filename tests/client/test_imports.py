@@ -15,8 +15,8 @@ MODULES = """\
 import json, sys
 before = set(sys.modules) - {"json"}
 sys.argv[0] = "caldrix"
-from caldrix_client.main import main
-status = main()
+from caldrix_client.main import run
+status = run()
 print(json.dumps([status, sorted(set(sys.modules) - before)]), file=sys.stderr)
 """
 SLOW = {

@@ -23,7 +23,7 @@ def execute(context):
 
 version.execute = execute
 sys.argv = ["caldrix", "version"]
-sys.exit(main())
+main()
 """
 
 

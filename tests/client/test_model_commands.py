@@ -38,11 +38,11 @@ VERDICT = Verdict(
     [
         (["pull", "m"], Pull("m", False, False)),
         (["pull", "--plain", "m", "-q"], Pull("m", True, True)),
-        (["pull", "--help"], Help()),
+        (["pull", "--help"], Help("pull")),
         (["models", "list"], Models("list")),
         (["models", "pin"], Models("pin")),
-        (["models", "-h"], Help()),
-        (["models", "list", "-h"], Help()),
+        (["models", "-h"], Help("models")),
+        (["models", "list", "-h"], Help("models")),
         (["models", "plan", "m"], Models("plan", "m")),
         (
             ["models", "plan", "m", "--ctx=9", "--backend", "cpu", "--threads", "2", "--dtype", "bf16"],
