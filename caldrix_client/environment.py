@@ -9,10 +9,23 @@ from caldrix_protocol.environment import INHERITED
 from caldrix_protocol.formats import kind_of
 from caldrix_protocol.refusals import Refused
 
-DIRECTORIES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE")
+PATHS = (
+    "HOME",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_TOKEN_PATH",
+    "PIP_CERT",
+    "PIP_CONFIG_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+)
 VALUES = (
     "HF_TOKEN",
     "HF_ENDPOINT",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
     "HF_HUB_OFFLINE",
     "CALDRIX_OFFLINE",
     "HTTP_PROXY",
@@ -23,24 +36,20 @@ VALUES = (
     "https_proxy",
     "all_proxy",
     "no_proxy",
-    "PIP_CERT",
-    "PIP_CONFIG_FILE",
     "PIP_EXTRA_INDEX_URL",
     "PIP_INDEX_URL",
-    "REQUESTS_CA_BUNDLE",
-    "SSL_CERT_FILE",
 )
 
 _SEARCH_PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 
 
 def for_request(environment: Mapping[str, str]) -> dict[str, str]:
-    """The user's own values of what decides caches, hub, package index and proxies; directories absolute.
+    """The user's own values of what decides caches, hub, package index and proxies; paths absolute.
 
     Raises Refused (usage/prompt-utf8) for a value that is no text, and what `absolute` raises.
     """
     chosen = {}
-    for name in DIRECTORIES:
+    for name in PATHS:
         if value := environment.get(name):
             chosen[name] = _expanded(value, environment)
     for name in VALUES:

@@ -91,7 +91,10 @@ class Hub:
         self._clock = clock
         self._requests_left: int | None = None  # None: as many as we make ourselves
         with self.border():
-            usual = get_session()
+            try:
+                usual = get_session()
+            except OSError as error:
+                raise Refused("hub/certificates", reason=error.strerror or _line(error)) from None
         client, timeout, hooks = type(usual), type(usual.timeout), usual.event_hooks
         set_client_factory(
             lambda: client(

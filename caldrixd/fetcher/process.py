@@ -22,6 +22,8 @@ from caldrixd.fetcher import demo
 from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo, cache_root
 
 STOP_SECONDS = 5.0
+# What says which token the library sends, or which file has it.
+TOKEN_VARIABLES = ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
 PROGRESS_SECONDS = 0.1  # a fast download says more than a client needs
 
 Report = Callable[[Message], Awaitable[None]]
@@ -72,8 +74,8 @@ class Wanted:
     def key(self) -> tuple[str, ...]:
         """Equal for requests that one download serves. What a token may read, it may read alone."""
         endpoint = self.environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
-        token = self.environment.get("HF_TOKEN", "")
-        return endpoint, str(self.cache), self.repo.name, self.repo.revision, token
+        token = (self.environment.get(name, "") for name in TOKEN_VARIABLES)
+        return endpoint, str(self.cache), self.repo.name, self.repo.revision, *token
 
 
 class Fetches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +62,15 @@ class Services:
     fetches: Fetches
     shutdown: Shutdown
     traffic: Traffic = field(default_factory=Traffic)
+
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Of what is done for a request: its own variables over those of the daemon.
+
+        A request that has a HOME has the directories below it too, wherever the daemon has its own.
+        """
+        left = () if "HOME" not in own else ("XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+        kept = {name: value for name, value in self.config.environment.items() if name not in left}
+        return {**kept, **own}
 
 
 @dataclass(frozen=True)

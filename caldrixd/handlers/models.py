@@ -24,7 +24,7 @@ STORAGE = "models--"
 
 
 async def list_all(request: Models, client: Client, services: Services) -> Message:
-    environment = {**services.config.environment, **request.environment}
+    environment = services.environment(request.environment)
     for known in await to_thread.run_sync(_all, environment):
         client.send(known)
     return Done()
@@ -32,7 +32,7 @@ async def list_all(request: Models, client: Client, services: Services) -> Messa
 
 async def remove(request: Remove, client: Client, services: Services) -> Message:
     """A cache's directory of the model goes, whole. Refused while it is loaded or downloaded."""
-    environment = {**services.config.environment, **request.environment}
+    environment = services.environment(request.environment)
     resolved = await to_thread.run_sync(resolve, request.model)
     if resolved.directory is not None:
         raise Refused("model/own-directory", path=resolved.directory)

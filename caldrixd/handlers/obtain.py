@@ -29,7 +29,7 @@ async def obtain(
 
     `send` gets status lines and progress. Refused "hub/..." and "demo/...".
     """
-    environment = {**services.config.environment, **own}
+    environment = services.environment(own)
     if resolved.directory is not None:
         send(as_status("status/directory", model=resolved.directory.name, path=resolved.directory))
         return resolved.directory

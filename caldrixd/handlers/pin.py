@@ -17,7 +17,7 @@ async def handle(request: Pin, client: Client, services: Services) -> Message:
 
     Refused also "pin/offline" and what `pins` refuses, before anything is asked.
     """
-    environment = {**services.config.environment, **request.environment}
+    environment = services.environment(request.environment)
     if variable := hub.offline_variable(environment):
         raise Refused("pin/offline", variable=variable)
     await to_thread.run_sync(pins.check_writable)

@@ -70,7 +70,7 @@ async def _see(
         raise Enough(planned)
 
     if resolved.directory is None and resolved.repo is None:
-        environment = {**services.config.environment, **request.environment}
+        environment = services.environment(request.environment)
         directory = demo.model_directory(Path(cache_directory(environment)))
         if not await to_thread.run_sync(demo.is_complete, directory):
             raise Refused("demo/not-yet")

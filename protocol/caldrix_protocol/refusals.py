@@ -306,6 +306,11 @@ _TABLE: tuple[Row, ...] = (
         "{model}: the hub at {host} cannot be reached: {reason}; check the network and the proxy "
         "variables; a model directory and `demo` need no hub",
     ),
+    Row(
+        "hub/certificates",
+        RUN,
+        "the certificates that SSL_CERT_FILE or SSL_CERT_DIR names cannot be used: {reason}",
+    ),
     Row("hub/timeout", RUN, "{model}: {host} did not answer within {seconds} s"),
     Row("hub/slow", RUN, "{model}: {host} sent less than {rate} bytes a second for {seconds} s"),
     Row(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import hub
 from tests.support.changed import Change, changed, contents
-from tests.support.cli import Home, finish
+from tests.support.cli import Home, Result, finish
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.hub_cli import (
     INDEX,
@@ -30,6 +30,7 @@ from tests.support.hub_cli import (
     run,
     start,
 )
+from tests.support.hub_sockets import Sockets
 from tests.support.models import reference
 
 
@@ -152,6 +153,33 @@ def test_offline_in_the_client_alone_makes_no_connection(shared: Home, tmp_path:
             refused(result, variable, "is not complete in the Hugging Face cache")
         assert server.connections == 0
         assert run(shared, tmp_path, server, **{variable: "0"}).status == 0
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "CALDRIX_OFFLINE"])
+def test_offline_in_the_client_alone_no_process_tries_a_socket(
+    home: Home, tmp_path: Path, variable: str
+) -> None:
+    """Of client, daemon and worker; one that leads nowhere would count too. The daemon lacks the variable."""
+    sockets, offline = Sockets(tmp_path), {variable: "1"}
+    commands = [("run", NAME, *ONE_TOKEN), ("run", "smollm2", *ONE_TOKEN), ("pull", f"{NAME}@{PIN}")]
+    commands += [("models", "plan", NAME), ("models", "pin")]
+    with hub.serve({NAME: model()}) as server:
+
+        def command(*arguments: str, **more: str) -> Result:
+            return finish(start(home, tmp_path, server, *arguments, **sockets.environment, **more))
+
+        assert command("ps").status == 0
+        for arguments in commands:
+            refused(command(*arguments, **offline), variable)
+        assert sockets.tried() == []
+        assert command("pull", NAME).status == 0
+        tried = sockets.tried()
+        assert tried
+        assert {True} == {"caldrixd.fetcher" in one.command for one in tried}
+        assert command("run", NAME, *ONE_TOKEN, **offline).status == 0
+        assert command("models", "list", **offline).status == 0
+        assert sockets.tried() == tried
+    assert all(map(sockets.watched, ("caldrix_client", "caldrixd", "caldrixd.fetcher", "caldrixd.worker")))
 
 
 def test_offline_a_file_that_is_missing_is_named(shared: Home, tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class Poor(Client):
 async def test_a_download_is_one_for_each_place_repo_revision_and_token(cache: Cache) -> None:
     same = Client(cache, CALDRIX_OFFLINE="0").wanted.key
     assert same == Client(cache).wanted.key
-    for other in ({"HF_TOKEN": "x"}, {"HF_ENDPOINT": "http://other"}, {"HF_HUB_CACHE": "/elsewhere"}):
+    others = ({"HF_TOKEN": "x"}, {"HF_TOKEN_PATH": "/x"}, {"HF_HOME": "/x"})
+    for other in (*others, {"HF_ENDPOINT": "http://other"}, {"HF_HUB_CACHE": "/elsewhere"}):
         assert Client(cache, **other).wanted.key != same
 
 

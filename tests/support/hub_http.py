@@ -64,8 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = self.server
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(host.name, self.command, self.path, ask(host.name, self.path).what, headers)
+        request = self._request()
         host.shared.asked(request)
         fault = host.shared.take(request, WHOLE)
         if fault and fault.action == "silent":
@@ -75,6 +74,20 @@ class _Handler(BaseHTTPRequestHandler):
         host.shared.answered(request)
 
     do_HEAD = do_GET  # noqa: N815
+
+    def do_CONNECT(self) -> None:
+        """A proxy is asked for a way to a host, which it does not have."""
+        self.server.shared.asked(self._request())
+        self.send_error(502)
+
+    def _request(self) -> Request:
+        """What is asked for; of a proxy, by a whole address, it is asked for what the host of that has."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        host, target, via = self.server.name, self.path, ""
+        if found := re.match("(http://[^/]*)(/.*)", target):
+            names = {origin: name for name, origin in self.server.shared.origins.items()}
+            host, target, via = names.get(found[1], "hub"), found[2], host
+        return Request(host, self.command, target, ask(host, target).what, headers, via)
 
     def _faulty(self, request: Request, fault: Fault) -> Reply:
         if fault.action == "status":

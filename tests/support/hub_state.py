@@ -21,13 +21,17 @@ BODY = ("cut", "stall", "drip", "no-range", "416", "short", "long", "altered")
 
 @dataclass
 class Request:
-    """One request. `status` and `sent`, the bytes of the body written so far, change while it is answered."""
+    """One request, to a host or to a proxy on the way there.
+
+    `status` and `sent`, the bytes of the body written so far, change while it is answered.
+    """
 
     host: str
     method: str
     target: str
     what: str  # "info", "tree", the file's name, or ""
     headers: Mapping[str, str]  # by lower-case name
+    via: str = ""  # the host that was used as a proxy
     status: int = 0
     sent: int = 0
 
