@@ -54,13 +54,14 @@ class Channel:
 
     @property
     def is_over(self) -> bool:
-        """Whether the daemon has closed the connection; to be asked while no request runs."""
+        """Whether the daemon has closed the connection, or said that it will; asked while no request runs."""
         try:
-            return not self._socket.recv(1, socket.MSG_PEEK)
+            self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
             return True
+        return True
 
     def send(self, message: Message) -> None:
         """Write one message whole. What the peer says meanwhile is kept; if it has gone, `receive` tells."""

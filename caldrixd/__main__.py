@@ -27,7 +27,9 @@ def main() -> int:
         build = find_build(sys.path)
         values = parse(arguments)
         log.start("caldrixd")
-        return daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), build=build, **values))
+        status = daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), build=build, **values))
+        logging.shutdown()
+        os._exit(status)  # a thread that waits for a file system or a probe has nobody left to wait for
     except Refused as refused:
         sys.stderr.write(f"caldrixd: {refused.text}\n")
         return EXIT_STATUS[refused.kind]

@@ -142,7 +142,7 @@ async def _stop(config: Config, doorway: Doorway, lock: int, server: Server, ser
         await worker.ended.wait()
     os.close(lock)
     services.shutdown.over.set()
-    await server.say_goodbye()
+    await server.say_goodbye(refused)
 
 
 async def _drain(seconds: float, server: Server, shutdown: Shutdown) -> None:

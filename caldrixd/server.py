@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -90,11 +91,11 @@ class Server:
         for session in self._sessions:
             session.refuse(refused)
 
-    async def say_goodbye(self) -> None:
-        """Return when every connection's last event has left, or nobody reads it."""
-        with anyio.move_on_after(FLUSH_SECONDS):
-            for session in list(self._sessions):
-                await session.drain()
+    async def say_goodbye(self, refused: Refused) -> None:
+        """Return when every client has been told, or does not read. No request is taken any more."""
+        async with anyio.create_task_group() as tasks:
+            for session in self._sessions:
+                tasks.start_soon(session.say_goodbye, refused)
 
 
 class Session:
@@ -210,6 +211,14 @@ class Session:
             active.scope.cancel()
         self._channel.send(as_refusal(refused))
         await self.drain()
+
+    async def say_goodbye(self, refused: Refused) -> None:
+        """After the running request tell the client, whose next one may be on its way already."""
+        with anyio.move_on_after(FLUSH_SECONDS), suppress(ProtocolError):
+            while self._active is not None:
+                await self._active.over.wait()
+            self._channel.send(as_refusal(refused))
+            await self._channel.flush()
 
     async def drain(self) -> None:
         with anyio.move_on_after(FLUSH_SECONDS):

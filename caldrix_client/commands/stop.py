@@ -16,6 +16,9 @@ from caldrix_protocol.address import find_address
 from caldrix_protocol.messages import Stop
 from caldrix_protocol.refusals import Refused, sentence
 
+# What a daemon says, or does without a word, that was about to end anyway.
+ENDING = ("daemon/stopping", "daemon/closed")
+
 
 def execute(command: Command, context: Context) -> int:
     """Unload a model, all models, or end the daemon. With no daemon only a named model is refused."""
@@ -31,7 +34,11 @@ def execute(command: Command, context: Context) -> int:
         context.terminal.say(sentence("daemon/not-running"))
         return 0
     with channel:
-        _ask(channel, Stop(_named(command.model), command.daemon), context)
+        try:
+            _ask(channel, Stop(_named(command.model), command.daemon), context)
+        except Refused as refused:
+            if not command.daemon or refused.code not in ENDING:
+                raise
     if command.daemon:
         context.terminal.say(sentence("status/daemon-stopped"))
     return 0

@@ -124,7 +124,7 @@ _TABLE: tuple[Row, ...] = (
     ),
     Row("daemon/already-running", RUN, "caldrixd is already running (pid {pid})"),
     Row("daemon/closed", RUN, "caldrixd closed the connection before the request ended"),
-    Row("daemon/stopping", RUN, "caldrixd is stopping"),
+    Row("daemon/stopping", RUN, "caldrixd is stopping; try again"),
     Row("daemon/in-use", RUN, "caldrixd (pid {pid}) is in use, so it does not end"),
     Row(
         "daemon/version",

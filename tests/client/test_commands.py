@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -88,6 +89,31 @@ def test_a_refused_stop_is_its_sentence(home: Home) -> None:
 def test_without_a_daemon_none_is_started(home: Home, arguments: tuple[str, ...], status: int) -> None:
     assert home.caldrix(*arguments) == (status, "", "caldrix: caldrixd is not running\n")
     assert not home.log.exists()
+
+
+@pytest.mark.parametrize("words", ["daemon/stopping", None])
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("stop", "--daemon"), 0, ("caldrixd has stopped",) * 2),
+        (
+            ("ps",),
+            1,
+            ("caldrixd is stopping; try again", "caldrixd closed the connection before the request ended"),
+        ),
+    ],
+)
+def test_a_daemon_that_is_ending_anyway(
+    home: Home, words: str | None, arguments: tuple[str, ...], status: int, said: tuple[str, str]
+) -> None:
+    def script(talk: Talk, request: Message) -> None:
+        if words is None:
+            talk.stream.shutdown(socket.SHUT_RDWR)
+        else:
+            talk.send(as_refusal(Refused(words)))
+
+    with Peer(home.address, script):
+        assert home.caldrix(*arguments) == (status, "", f"caldrix: {said[words is None]}\n")
 
 
 HOLDER = """\

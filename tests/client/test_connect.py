@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -18,10 +19,10 @@ from caldrix_client.connect import Patience, attach, connect, holder
 from caldrix_client.interrupts import Interrupts
 from caldrix_protocol.address import ensure_directory
 from caldrix_protocol.connection import as_refusal
-from caldrix_protocol.messages import Done, Hello, Message, Ps, Stop, Welcome
+from caldrix_protocol.messages import Doctor, Done, Hello, Message, Ps, Stop, Welcome
 from caldrix_protocol.refusals import Refused
 from caldrix_protocol.version import VERSION
-from tests.support.cli import IMPORTS, Home
+from tests.support.cli import IMPORTS, SECONDS, Home
 from tests.support.peer import Model, Peer, Talk
 
 BRIEF = Patience(answer=0.2, start=0.4)
@@ -271,3 +272,20 @@ def test_a_daemon_starts_in_its_own_session_with_an_allow_listed_environment(hom
     assert "HF_TOKEN" not in inherited
     assert (directory, leads_session, typed) == ("/", True, "")
     assert set(descriptors) <= {"0", "1", "2", "3", "4"}
+
+
+def test_a_connection_is_over_when_the_daemon_says_that_it_ends_and_when_it_is_closed(home: Home) -> None:
+    def script(talk: Talk, request: Message) -> None:
+        talk.send(Done())
+        if type(request) is Ps:
+            talk.send(as_refusal(Refused("daemon/stopping")))
+        else:
+            talk.stream.shutdown(socket.SHUT_RDWR)
+
+    with Peer(home.address, script):
+        for request in (Ps(), Doctor()):
+            with connect(home.environment, no_start) as channel:
+                assert not channel.is_over
+                assert list(exchange(channel, request, Interrupts())) == [Done()]
+                select.select([channel._socket], [], [], SECONDS)
+                assert channel.is_over

@@ -124,6 +124,20 @@ def test_help_has_every_flag() -> None:
     assert max(map(len, daemon_help().splitlines())) <= 110
 
 
+_HANGS = """
+import sys, threading
+from caldrixd import __main__, daemon
+sys.argv = ["caldrixd"]
+daemon.run = lambda config: threading.Thread(target=threading.Event().wait).start() or 3
+sys.exit(__main__.main())
+"""
+
+
+def test_what_a_thread_still_waits_for_does_not_keep_it_alive(home: Home) -> None:
+    done = subprocess.run([sys.executable, "-c", _HANGS], env=home.environment, timeout=SECONDS)
+    assert done.returncode == 3
+
+
 def test_it_starts_without_what_only_workers_need() -> None:
     heavy = [
         "numpy",

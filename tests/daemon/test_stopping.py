@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caldrix_protocol.messages import Delta, Doctor, Done, Ps, Refusal, Stop
+from caldrix_protocol.messages import Delta, Done, Ps, Refusal, Stop
 from tests.daemon.conftest import LONG_CTX
 from tests.daemon.test_replies import loaded_when
 from tests.support.daemon import Daemon, Home, ask_raw, await_end, running_daemon, text_of
@@ -38,6 +38,9 @@ def test_a_running_reply_is_finished(home: Home, talkative: Path) -> None:
         assert list(rest[-1].ids[:24]) == prompt["generated_ids"]
         assert len(rest[-1].ids) == 1500
         assert first.text + text_of(rest)
+        goodbye = caller.receive()
+        assert type(goodbye) is Refusal
+        assert goodbye.code == "daemon/stopping"
         assert caller.receive() is None
         assert daemon.wait() == 0
 
@@ -96,11 +99,6 @@ def test_a_daemon_in_use_does_not_end_for_a_client_of_another_build(home: Home) 
             assert (refused.code, refused.fields) == ("daemon/in-use", {"pid": daemon.pid})
             assert other.ask(Stop(str(tiny("tiny-llama")))) == [Done()]
         loaded_when(daemon, lambda found: not found)
-        with daemon.caller() as other:
-            other.send(Doctor())
-            refused = caller.ask(Stop(daemon=True, if_idle=True))[-1]
-            assert refused.code == "daemon/in-use"
-            other.rest()
         assert caller.ask(Stop(daemon=True, if_idle=True)) == [Done()]
         assert daemon.wait() == 0
 
