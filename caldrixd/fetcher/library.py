@@ -29,6 +29,7 @@ from caldrixd.models.hub import COMMIT, Repo
 # The base of everything the library's HTTP package raises; which package that is depends on its version.
 NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 CONNECT_SECONDS = 10.0
 LEAST_RATE = 1024  # bytes a second, over two of the times that a host may be silent
 # For one small file: two for its size and place, two for its bytes, and some more when they fail. The library
@@ -170,7 +171,7 @@ class Hub:
 
     @contextmanager
     def border(self) -> Iterator[None]:
-        """Every failure of the library and of the network becomes a refusal."""
+        """Every failure of the library and of the network becomes a refusal; a full disk stays an OSError."""
         try:
             yield
         except Refused:
@@ -236,6 +237,8 @@ class Hub:
             self.refuse_status(cause.response)
         if isinstance(cause, NetworkError):
             raise self.failed(cause) from None
+        if error.errno in NO_SPACE:
+            raise error
         if error.errno in (None, errno.EFBIG):
             raise Refused("hub/answer", model=self.model, reason=_line(error)) from None
         place = error.filename or self.cache

@@ -16,11 +16,11 @@ from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Message, Planned, Progress
 from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import transfer
-from caldrixd.fetcher.library import MAX_SMALL, File, Hub, Listing
+from caldrixd.fetcher.library import MAX_SMALL, NO_SPACE, File, Hub, Listing
 from caldrixd.fetcher.transfer import Patience
 from caldrixd.json_file import read_bytes, read_object
 from caldrixd.models import files, gate
-from caldrixd.models.hub import Record, Repo, look, read_record, write_record
+from caldrixd.models.hub import Record, Repo, look, read_record, write_record, write_whole
 from caldrixd.models.resolve import parse_repo
 from caldrixd.text import files as text_files
 
@@ -81,10 +81,12 @@ class Snapshot:
 
     @contextmanager
     def border(self) -> Iterator[None]:
-        """A cache that cannot be used is a refusal."""
+        """A cache that cannot be used is a refusal, and so is a disk that fills up."""
         try:
             yield
         except OSError as error:
+            if error.errno in NO_SPACE:
+                raise self._disk(self._to_come(self._missing())) from None
             path = error.filename or self._job.cache
             raise Refused("hub/cache", path=path, reason=error.strerror or error) from None
 
@@ -138,11 +140,7 @@ class Snapshot:
         """Let the revision's name mean this commit in the cache, as the library writes it."""
         if self._job.repo.commit(self._job.cache) == self._listing.commit:
             return
-        path = self._job.repo.reference(self._job.cache)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        partial.write_text(self._listing.commit, "ascii")
-        partial.rename(path)
+        write_whole(self._job.repo.reference(self._job.cache), self._listing.commit)
 
     @property
     def _record_path(self) -> Path:
@@ -272,15 +270,22 @@ class Snapshot:
     def _check_disk(self, missing: Mapping[str, File]) -> None:
         """What is still to come must fit on the cache's file system."""
         self._blobs.mkdir(parents=True, exist_ok=True)
+        needed = self._to_come(missing)
+        if needed > shutil.disk_usage(self._blobs).free:
+            raise self._disk(needed)
+
+    def _to_come(self, missing: Mapping[str, File]) -> int:
+        """Bytes, without those that an earlier attempt left."""
         there = [transfer.partials(self._blobs, file)[:1] for file in missing.values()]
-        needed = sum(file.size for file in missing.values())
-        needed -= sum(transfer.size(path) for paths in there for path in paths)
-        free = shutil.disk_usage(self._blobs).free
-        if needed > free:
-            needed = -(-needed // MIB)
-            raise Refused(
-                "hub/disk", model=self._job.model, path=self._job.cache, needed=needed, free=free // MIB
-            )
+        whole = sum(file.size for file in missing.values())
+        return whole - sum(transfer.size(path) for paths in there for path in paths)
+
+    def _disk(self, needed: int) -> Refused:
+        cache = self._job.cache
+        there = next(path for path in (cache, *cache.parents) if path.exists())
+        free = shutil.disk_usage(there).free // MIB
+        needed = -(-needed // MIB)
+        return Refused("hub/disk", model=self._job.model, path=cache, needed=needed, free=free)
 
     def _announce(self, missing: Mapping[str, File]) -> None:
         """The first line says all that this download brings, also what was needed to know that."""

@@ -6,7 +6,6 @@ caldrix's own (docs/decisions/0011-byte-ranges.md).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -21,13 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.fetcher.library import LEAST_RATE, File, NetworkError, Slow
+from caldrixd.fetcher.library import LEAST_RATE, NO_SPACE, File, NetworkError, Slow
 
 READ_SIZE = 1 << 20
 REPORT_BYTES = 1 << 20
 REPORT_SECONDS = 0.2
 SUFFIX = ".caldrix-partial"
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -163,7 +161,7 @@ class Sink:
             try:
                 written = os.pwrite(self._descriptor, data, self.position)
             except OSError as error:
-                if error.errno not in _NO_SPACE:
+                if error.errno not in NO_SPACE:
                     raise
                 raise self._disk_full() from None
             self._digest.update(data[:written])

@@ -135,12 +135,21 @@ class Record:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Keep which files a model needs, whole or not at all. OSError."""
+    """Keep which files a model needs. OSError."""
+    written = {"sizes": dict(record.sizes), "checked": dict(record.checked)}
+    write_whole(path, json.dumps(written, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all. OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    written = {"sizes": dict(record.sizes), "checked": dict(record.checked)}
-    partial.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
-    partial.rename(path)
+    try:
+        partial.write_text(text, "utf-8")
+        partial.rename(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_record(path: Path) -> Record | None:
