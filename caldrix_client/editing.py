@@ -6,6 +6,7 @@ Alt-Enter begins a new line anywhere. Tab completes the chat's commands.
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from prompt_toolkit import PromptSession
@@ -16,6 +17,7 @@ from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
@@ -55,7 +57,12 @@ class Editor:
 
     def ask(self) -> str:
         """What was entered; bytes that are no UTF-8 as lone surrogates. EOFError, or KeyboardInterrupt."""
-        return self._session.prompt()
+        return self._session.prompt(set_exception_handler=False, pre_run=_pass_over_faults)
+
+
+def _pass_over_faults() -> None:
+    """A key that the library cannot obey does nothing; it would show a traceback and wait for Enter."""
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
 
 
 def _keys() -> KeyBindings:
@@ -71,6 +78,10 @@ def _keys() -> KeyBindings:
     @keys.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
     def begin_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
+
+    @keys.add(Keys.Vt100MouseEvent)
+    def ignore(event: KeyPressEvent) -> None:
+        """No mouse is asked for; what looks like one is a colour that came with pasted text."""
 
     return keys
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import stat
+import struct
 import termios
 import threading
 from pathlib import Path
@@ -109,6 +111,66 @@ def test_tab_completes_a_command(home: Home) -> None:
         screen.ready()
         screen.press("\x04")
         assert screen.end() == 0
+
+
+def test_keys_that_mean_nothing_do_nothing(home: Home) -> None:
+    """A colour, as of text that was copied, and a mouse."""
+    assert chat(home, "a\x1b[31mb\x1b[<0;5;5Mc\x1b[0m\r") == ["abc"]
+
+
+def test_a_key_that_the_library_cannot_obey_shows_no_traceback(home: Home) -> None:
+    """A number that no program can count to."""
+    with Peer(home.address, Model()), Screen(home, "run", "demo") as screen:
+        screen.ready()
+        screen.press("\x1b-99999999999999999999")
+        screen.expect("Repeat: ")
+        screen.expect("\x1b[?25h")
+        screen.press("\x19")
+        screen.expect("\x1b[?25h")
+    assert "xception" not in screen.shown
+
+
+def test_a_paste_of_a_megabyte_is_one_message(home: Home) -> None:
+    pasted = "a line of text\r" * 70_000
+    received: list[int] = []
+
+    def count(talk: Talk, request: Message) -> None:
+        assert type(request) is Generate
+        assert request.turns is not None
+        (part,) = request.turns[-1]["content"]
+        received.append(len(talk.blobs[part["blob"]]))
+        say(talk, "answer\n")
+
+    with Peer(home.address, Model(count)), Screen(home, "run", "demo") as screen:
+        screen.ready()
+        feeding = threading.Thread(target=feed, args=(screen.keys, PASTE.format(pasted) + "\r"))
+        feeding.start()
+        screen.expect("answer\r\n")
+        feeding.join()
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert received == [len(pasted)]
+
+
+def feed(keys: int, text: str) -> None:
+    data = memoryview(text.encode())
+    while data:
+        data = data[os.write(keys, data) :]
+
+
+def test_a_screen_of_another_size_is_drawn_anew(home: Home) -> None:
+    with Peer(home.address, Model("answer\n")) as peer, Screen(home, "run", "demo") as screen:
+        screen.ready()
+        for width in (200, 10, 1, 80):
+            fcntl.ioctl(screen.keys, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+            screen.press("word ")
+        screen.press("\r")
+        screen.expect("answer\r\n")
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert messages(peer) == ["word " * 4]
 
 
 def test_earlier_chats_are_remembered_by_their_user_alone(home: Home) -> None:
