@@ -27,16 +27,19 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The whole of a regular file of at most `limit` bytes. Refused "config/unreadable", "config/too-big"."""
+def read_bytes(path: Path, limit: int, most: int | None = None) -> bytes:
+    """The whole of a regular file of at most `limit` bytes, or its first `most`.
+
+    Refused "config/unreadable", "config/too-big".
+    """
     try:
         with open_regular(path) as file:
-            data = file.read(limit + 1)
-            size = os.fstat(file.fileno()).st_size
+            data = file.read(limit + 1 if most is None else most)
+            size = max(os.fstat(file.fileno()).st_size, len(data))
     except OSError as error:
         raise Refused("config/unreadable", file=path.name, reason=reason_of(error)) from None
-    if len(data) > limit:
-        raise Refused("config/too-big", file=path.name, size=max(size, len(data)), limit=limit)
+    if size > limit:
+        raise Refused("config/too-big", file=path.name, size=size, limit=limit)
     return data
 
 
@@ -50,6 +53,15 @@ def read_object(path: Path, limit: int) -> dict[str, Any]:
     if type(value) is not dict:
         raise Refused("config/not-an-object", file=path.name)
     return value
+
+
+def stands_for(start: bytes) -> str | None:
+    """What a file that begins like this is, in place of itself: a download or a checkout went wrong."""
+    if start.startswith(b"version "):
+        return "it is a Git LFS pointer in place of the file: run git lfs pull where it was cloned"
+    if start.lstrip()[:5].lower() in (b"<!doc", b"<html"):
+        return "it is a web page in place of the file: download it again"
+    return None
 
 
 def parse(data: bytes) -> Any:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from caldrixd.architectures import FAMILIES
 from caldrixd.lanes import holding
 from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.models.fit import Needs
-from caldrixd.models.weights import ITEM_BYTES, stored_formats
+from caldrixd.models.weights import ITEM_BYTES, read_entries
 from caldrixd.plan.memory import Cost
 from caldrixd.plan.plan import Plan
+from caldrixd.spec import ModelSpec
 
 # Bytes of a weight, on average, from which a checkpoint is one of float32: the others have two.
 FLOAT32_BYTES = 3
@@ -35,10 +37,14 @@ def needs(plan: Plan, formats: Mapping[str, str], lane: str, *, threads: int, ar
     return Needs(plan.vocab_size, plan.max_context, cost)
 
 
-def stored(plan: Plan, directory: Path, stacked: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The formats of a checkpoint on disk. Refused "weights/..." for headers that cannot be read."""
-    found = stored_formats(directory, stacked)
-    return {weight.name: _known(found.get(weight.name)) for weight in plan.weights}
+def stored(spec: ModelSpec, plan: Plan, directory: Path) -> dict[str, str]:
+    """The formats of a checkpoint on disk. Refused "weights/..." for headers that cannot be read.
+
+    A tensor that is not there, or no weights, is refused when it is loaded.
+    """
+    entries = read_entries(directory, FAMILIES[spec.architecture].stacked)
+    found = {name: entry.dtype for name, entry in entries.items() if entry.dtype in ITEM_BYTES}
+    return {weight.name: found.get(weight.name, "BF16") for weight in plan.weights}
 
 
 def guessed(plan: Plan, weight_bytes: int) -> dict[str, str]:
@@ -46,8 +52,3 @@ def guessed(plan: Plan, weight_bytes: int) -> dict[str, str]:
     count = sum(math.prod(weight.shape) for weight in plan.weights)
     dtype = "F32" if weight_bytes >= FLOAT32_BYTES * count else "BF16"
     return {weight.name: dtype for weight in plan.weights}
-
-
-def _known(dtype: str | None) -> str:
-    """What is no dtype of weights, or not there, is refused when it is loaded."""
-    return dtype if dtype in ITEM_BYTES else "BF16"

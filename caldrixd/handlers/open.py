@@ -139,8 +139,7 @@ def _needs(request: Open, lane: str, plan: Plan, formats: Mapping[str, str]) -> 
 
 
 def _needs_of(request: Open, found: Found) -> fit.Needs:
-    stacked = FAMILIES[found.spec.architecture].stacked
-    formats = stored(found.plan, Path(found.key.directory), stacked)
+    formats = stored(found.spec, found.plan, Path(found.key.directory))
     return _needs(request, found.key.lane, found.plan, formats)
 
 

@@ -23,6 +23,7 @@ from caldrixd.handlers.open import context_length
 from caldrixd.lanes import choose
 from caldrixd.models import fit, gate
 from caldrixd.models.resolve import ResolvedModel, check_directory, resolve
+from caldrixd.text import files as text_files
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,19 @@ async def _see(
     except Enough as enough:
         return enough.seen
     await to_thread.run_sync(check_directory, directory)
+    await to_thread.run_sync(text_files.check_directory, directory)
     return Seen(directory)
 
 
 def _judge(request: Plan, lane: str, seen: Seen, spare: int) -> Verdict:
     """`spare` bytes are held by models that a run would unload or share."""
     spec = gate.read_spec(seen.directory)
-    family = FAMILIES[spec.architecture]
-    plan = family.build(spec)
+    plan = FAMILIES[spec.architecture].build(spec)
     ctx = context_length(request.ctx, spec)
     if seen.missing_bytes:
         formats = guessed(plan, seen.weight_bytes)
     else:
-        formats = stored(plan, seen.directory, family.stacked)
+        formats = stored(spec, plan, seen.directory)
     needed = needs(plan, formats, lane, threads=request.threads, arithmetic=request.dtype)
     cost, free = needed.cost(ctx), fit.available_memory() + spare
     return Verdict(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import parse, reason_of
+from caldrixd.json_file import parse, reason_of, stands_for
 
 MAX_HEADER = 8 << 20
 MAX_DIMENSIONS = 8
@@ -37,6 +37,8 @@ def read_header(file: BinaryIO, name: str, size: int) -> tuple[int, dict[str, En
     Refused "weights/header" or "weights/truncated".
     """
     prefix = file.read(8)
+    if reason := stands_for(prefix):
+        _refuse(name, reason)
     if len(prefix) < 8:
         _refuse(name, f"it has {size} bytes")
     length = int.from_bytes(prefix, "little")

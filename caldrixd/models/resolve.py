@@ -87,9 +87,12 @@ def _directory(name: str) -> Path:
 
 def check_directory(directory: Path) -> None:
     """Whether a directory can be a model at all. Refused "model/missing-files" and what says more."""
-    if (directory / "config.json").exists():
-        return
-    names = {path.name for path in directory.iterdir()}
+    try:
+        if (directory / "config.json").exists():
+            return
+        names = {path.name for path in directory.iterdir()}
+    except OSError as error:
+        raise Refused("model/not-readable", path=directory, reason=reason_of(error)) from None
     if files.adapter(names) or files.foreign(names):
         raise files.without_weights(directory, names)
     raise Refused("model/missing-files", path=directory)

@@ -92,23 +92,7 @@ class Checkpoint:
         Tensors whose names match one of `ignored` (`*` for anything) may be left over. Refused
         "weights/...".
         """
-        needed = {weight.name: weight.shape for weight in plan.weights}
-        used = {
-            name: entry
-            for name, entry in self.entries.items()
-            if name in needed or not any(fnmatchcase(name, pattern) for pattern in ignored)
-        }
-        for name, entry in used.items():
-            if entry.dtype not in ITEM_BYTES:
-                raise Refused("weights/dtype", name=name, dtype=entry.dtype)
-        for name in used:
-            if name not in needed:
-                raise Refused("weights/unknown-tensor", name=name, architecture=architecture)
-        for name, shape in needed.items():
-            if name not in used:
-                raise Refused("weights/missing-tensor", name=name)
-            if used[name].shape != shape:
-                raise Refused("weights/shape", name=name, shape=list(used[name].shape), expected=list(shape))
+        check(self.entries, plan, ignored, architecture=architecture)
 
 
 def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_STACKED) -> Checkpoint:
@@ -118,27 +102,59 @@ def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_
     parts in turn.
     """
     places: dict[str, _Place] = {}
+    stands: dict[str, str] = {}
     for file in weight_files(directory):
         start, entries, mapped = _open(directory / file)
         for tensor, entry in entries.items():
             for name, part in _matrices(tensor, entry, stacked).items():
-                if name in places:
-                    other = places[name].file
-                    raise Refused("weights/duplicate-tensor", name=name, file=other, other=file)
+                _place(stands, name, file)
                 places[name] = _Place(file, mapped, start, part)
         _check_count(places, file)
     size = sum(place.entry.end - place.entry.begin for place in places.values())
     return Checkpoint(Tensors(places), {name: place.entry for name, place in places.items()}, size)
 
 
-def stored_formats(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_STACKED) -> dict[str, str]:
-    """The dtype of every tensor by name, from the headers alone. Refused as `open_checkpoint` does."""
-    found: dict[str, str] = {}
+def check(
+    entries: Mapping[str, Entry], plan: Plan, ignored: Sequence[str] = (), *, architecture: str
+) -> None:
+    """The same of tensors of which the headers are known alone."""
+    needed = {weight.name: weight.shape for weight in plan.weights}
+    used = {
+        name: entry
+        for name, entry in entries.items()
+        if name in needed or not any(fnmatchcase(name, pattern) for pattern in ignored)
+    }
+    for name, entry in used.items():
+        if entry.dtype not in ITEM_BYTES:
+            raise Refused("weights/dtype", name=name, dtype=entry.dtype)
+    for name in used:
+        if name not in needed:
+            raise Refused("weights/unknown-tensor", name=name, architecture=architecture)
+    for name, shape in needed.items():
+        if name not in used:
+            raise Refused("weights/missing-tensor", name=name)
+        if used[name].shape != shape:
+            raise Refused("weights/shape", name=name, shape=list(used[name].shape), expected=list(shape))
+
+
+def read_entries(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_STACKED) -> dict[str, Entry]:
+    """Every tensor by name, from the headers alone. Refused as `open_checkpoint` does."""
+    places: dict[str, str] = {}
+    found: dict[str, Entry] = {}
     for file in weight_files(directory):
         for tensor, entry in _read_header(directory / file).items():
-            found.update(dict.fromkeys(_matrices(tensor, entry, stacked), entry.dtype))
+            for name, part in _matrices(tensor, entry, stacked).items():
+                _place(places, name, file)
+                found[name] = part
         _check_count(found, file)
     return found
+
+
+def _place(places: dict[str, str], name: str, file: str) -> None:
+    """Remember where a tensor stands. Refused "weights/duplicate-tensor"."""
+    if name in places:
+        raise Refused("weights/duplicate-tensor", name=name, file=places[name], other=file)
+    places[name] = file
 
 
 def _check_count(tensors: Sized, file: str) -> None:

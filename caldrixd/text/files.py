@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import read_bytes, reason_of
+from caldrixd.json_file import read_bytes, reason_of, stands_for
 from caldrixd.text.added import ADDED, SPECIAL
 from caldrixd.text.byte_level import MERGES, VOCABULARY, Read, convert
 from caldrixd.text.config import FILE as CONFIG
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER = 64 << 20
+START = 64
 # All that a tokenizer is made of; each is small beside weights.
 NAMES = (TOKENIZER, CONFIG, VOCABULARY, MERGES, SPECIAL, ADDED)
 
@@ -55,8 +56,16 @@ def needed(names: Collection[str]) -> tuple[str, ...]:
 
 
 def check_directory(directory: Path) -> None:
-    """The same of a model directory."""
-    check(*_on_disk(directory), "model")
+    """The same of a model directory, of whose tokenizer.json the beginning is read.
+
+    Refused also "tokenizer/invalid" for one that is none.
+    """
+    names, read = _on_disk(directory)
+    check(names, read, "model")
+    if TOKENIZER in names:
+        start = read_bytes(directory / TOKENIZER, MAX_TOKENIZER, START)
+        if reason := stands_for(start):
+            raise Refused("tokenizer/invalid", file=TOKENIZER, reason=reason)
 
 
 def source(directory: Path) -> tuple[str, bytes]:

@@ -15,7 +15,7 @@ import pytest
 
 from caldrixd.models import aliases
 from tests.support import hub
-from tests.support.changed import Change, contents
+from tests.support.changed import Change, changed, contents
 from tests.support.cli import COMMAND, ROOT, Home, Result, finish
 from tests.support.hub import Repo
 from tests.support.hub_cli import MODEL, NAME, ONE_TOKEN, PIN, WEIGHTS, model, run, start
@@ -120,6 +120,16 @@ def test_an_adapter_is_found_out_though_another_program_fetched_it(shared: Home,
 
 def test_a_directory_is_looked_at(shared: Home, tmp_path: Path) -> None:
     assert shared.caldrix("pull", str(MODEL)).status == 0
+    changes: dict[str, tuple[Change, str]] = {
+        "model.safetensors": (WEIGHTS[:-1], "model.safetensors is truncated: "),
+        "tokenizer.json": (b"version https://git-lfs", "run git lfs pull"),
+        "config.json": ({"hidden_size": 32}, "has shape [512, 64]; config.json says [512, 32]"),
+    }
+    for number, (name, (change, words)) in enumerate(changes.items()):
+        bad = changed(MODEL, tmp_path / str(number), {name: change})
+        for command in (("pull", str(bad)), ("run", str(bad), *ONE_TOKEN)):
+            result = shared.caldrix(*command)
+            assert (result.status, result.out, words in result.err) == (1, "", True), result.err
     result = shared.caldrix("pull", str(tmp_path))
     assert (result.status, "needs config.json" in result.err) == (1, True)
 

@@ -82,6 +82,8 @@ BAD = {
     ),
     "hole at the start": (file_bytes(entry(data_offsets=[4, 12]), bytes(12)), "'a' leaves a hole"),
     "data past the end": (file_bytes({"a": EIGHT}, bytes(7)), "is truncated"),
+    "a pointer to it": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "run git lfs pull"),
+    "a web page": (b"\n<!DOCTYPE html><html>log in</html>", "it is a web page"),
     "bytes behind the data": (file_bytes({"a": EIGHT}, bytes(9)), "1 bytes follow"),
 }
 

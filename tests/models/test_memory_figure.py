@@ -37,9 +37,9 @@ def environment() -> dict[str, str]:
 
 
 def predicted(directory: Path, ctx: int, arithmetic: str) -> int:
-    family = FAMILIES[gate.read_spec(directory).architecture]
-    plan = family.build(gate.read_spec(directory))
-    formats = stored(plan, directory, family.stacked)
+    spec = gate.read_spec(directory)
+    plan = FAMILIES[spec.architecture].build(spec)
+    formats = stored(spec, plan, directory)
     return needs(plan, formats, "cpu", threads=0, arithmetic=arithmetic).peak(ctx)
 
 
@@ -54,10 +54,10 @@ def check(directory: Path, arithmetic: str, environment: dict[str, str]) -> None
 
 @pytest.mark.parametrize("name", TINY)
 def test_the_size_of_the_files_is_enough_where_all_weights_are_alike(name: str) -> None:
-    family = FAMILIES[gate.read_spec(tiny(name)).architecture]
-    plan = family.build(gate.read_spec(tiny(name)))
+    spec = gate.read_spec(tiny(name))
+    plan = FAMILIES[spec.architecture].build(spec)
     size = sum((tiny(name) / file).stat().st_size for file in weight_files(tiny(name)))
-    assert peak(plan, guessed(plan, size)) == peak(plan, stored(plan, tiny(name), family.stacked))
+    assert peak(plan, guessed(plan, size)) == peak(plan, stored(spec, plan, tiny(name)))
 
 
 def peak(plan: Plan, formats: dict[str, str]) -> int:
@@ -101,10 +101,10 @@ def test_of_a_model_in_two_formats(tmp_path: Path, environment: dict[str, str]) 
 
 def test_two_formats_are_both_counted(tmp_path: Path) -> None:
     name = "tiny-qwen3-moe"
-    family = FAMILIES[gate.read_spec(tiny(name)).architecture]
-    plan = family.build(gate.read_spec(tiny(name)))
+    spec = gate.read_spec(tiny(name))
+    plan = FAMILIES[spec.architecture].build(spec)
     copy = mixed(tiny(name), tmp_path / "mixed")
-    one, two = (stored(plan, directory, family.stacked) for directory in (tiny(name), copy))
+    one, two = (stored(spec, plan, directory) for directory in (tiny(name), copy))
     every = dict.fromkeys(one, "F32")
     assert set(two.values()) == {"BF16", "F32"}
     assert peak(plan, one) < peak(plan, two) < peak(plan, every)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,25 @@ def test_the_files_of_a_tokenizer_json() -> None:
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "config.json", "x.bin")
     assert files.needed(names) == ("tokenizer.json", "tokenizer_config.json")
     assert files.needed(("config.json", "tokenizer.model")) == ()
+
+
+def test_what_stands_in_place_of_a_tokenizer_json(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    cases = {
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0": "run git lfs pull",
+        b"<html>log in</html>": "it is a web page",
+        b" " * (files.MAX_TOKENIZER + 1): f"at most {files.MAX_TOKENIZER} are read",
+    }
+    for content, words in cases.items():
+        path.write_bytes(content)
+        with pytest.raises(Refused) as caught:
+            files.check_directory(tmp_path)
+        assert caught.value.text.startswith("tokenizer.json ")
+        assert words in caught.value.text
+    path.write_bytes(b"{}")
+    files.check_directory(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Refused) as caught:
+        files.check_directory(tmp_path)
+    assert caught.value.text == "tokenizer.json cannot be read: it is not a regular file"
