@@ -118,18 +118,6 @@ def test_keys_that_mean_nothing_do_nothing(home: Home) -> None:
     assert chat(home, "a\x1b[31mb\x1b[<0;5;5Mc\x1b[0m\r") == ["abc"]
 
 
-def test_a_key_that_the_library_cannot_obey_shows_no_traceback(home: Home) -> None:
-    """A number that no program can count to."""
-    with Peer(home.address, Model()), Screen(home, "run", "demo") as screen:
-        screen.ready()
-        screen.press("\x1b-99999999999999999999")
-        screen.expect("Repeat: ")
-        screen.expect("\x1b[?25h")
-        screen.press("\x19")
-        screen.expect("\x1b[?25h")
-    assert "xception" not in screen.shown
-
-
 def test_a_paste_of_a_megabyte_is_one_message(home: Home) -> None:
     pasted = "a line of text\r" * 70_000
     received: list[int] = []
