@@ -40,13 +40,18 @@ VALUES = (
     "PIP_INDEX_URL",
 )
 
+# The most bytes that `open` and its like carry of one value, and of a model.
+MAX_VALUE = 32 << 10
+MAX_MODEL = 4096
+
 _SEARCH_PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 
 
 def for_request(environment: Mapping[str, str]) -> dict[str, str]:
     """The user's own values of what decides caches, hub, package index and proxies; paths absolute.
 
-    Raises Refused (usage/prompt-utf8) for a value that is no text, and what `absolute` raises.
+    Raises Refused for a value that is no text or too long (usage/prompt-utf8, usage/too-long), and what
+    `absolute` raises.
     """
     chosen = {}
     for name in PATHS:
@@ -56,7 +61,7 @@ def for_request(environment: Mapping[str, str]) -> dict[str, str]:
         if (value := environment.get(name)) is not None:
             chosen[name] = value
     for name, value in chosen.items():
-        require_text(name, value)
+        _require_text(name, value, MAX_VALUE)
     return chosen
 
 
@@ -74,21 +79,28 @@ def for_daemon(environment: Mapping[str, str]) -> dict[str, str]:
     return chosen
 
 
-def require_text(what: str, value: str) -> None:
-    """Raise Refused (usage/prompt-utf8) when `value` came from bytes that are not UTF-8."""
+def _require_text(what: str, value: str, limit: int) -> None:
+    """Raise Refused when `value` came from bytes that are not UTF-8, or from more than `limit`."""
     try:
-        value.encode()
+        size = len(value.encode())
     except UnicodeEncodeError:
         raise Refused("usage/prompt-utf8", what=what) from None
+    if size > limit:
+        raise Refused("usage/too-long", what=what, size=size, limit=limit)
 
 
 def model_argument(argument: str) -> str:
     """What the daemon is asked for: a directory by its absolute path, anything else as it was given.
 
     Raises Refused (model/no-such-directory, model/file) for what is written as a directory and is none, and
-    for a file of weights.
+    for a file of weights; for what is no text or too long (usage/prompt-utf8, usage/too-long).
     """
-    require_text("the model argument", argument)
+    model = _named(argument)
+    _require_text("the model argument", model, MAX_MODEL)
+    return model
+
+
+def _named(argument: str) -> str:
     if os.path.isdir(argument):
         return absolute(argument)
     is_path = argument.startswith(("./", "../", "/", "~"))

@@ -76,6 +76,7 @@ _TABLE: tuple[Row, ...] = (
     Row("usage/stdin-empty", USAGE, "{flag}: standard input is empty"),
     Row("usage/stdin-alone", USAGE, "--stdin needs -p TEXT, which it appends to"),
     Row("usage/prompt-utf8", USAGE, "{what} is not valid UTF-8"),
+    Row("usage/too-long", USAGE, "{what} has {size} bytes; at most {limit} can be sent"),
     Row("usage/system-file", USAGE, "--system cannot read {path}: {reason}"),
     Row(
         "usage/system-raw",

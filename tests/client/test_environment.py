@@ -4,8 +4,10 @@ import os
 
 import pytest
 
-from caldrix_client.environment import for_daemon, for_request
+from caldrix_client.environment import MAX_MODEL, MAX_VALUE, for_daemon, for_request
+from caldrix_protocol.messages import Open, checks
 from caldrix_protocol.refusals import Refused
+from caldrix_protocol.schema import BadValue
 
 
 def test_only_what_decides_caches_hub_and_proxies_travels(
@@ -51,3 +53,13 @@ def test_a_daemon_gets_no_secret_and_no_relative_search_path() -> None:
         {"PATH": "bin::/usr/bin", "HF_TOKEN": "hf_secret", "ROCM_PATH": "/opt", "LD_PRELOAD": "x"}
     )
     assert chosen == {"PATH": f"{os.path.abspath('bin')}:/usr/bin", "ROCM_PATH": "/opt"}
+
+
+def test_what_travels_is_as_long_as_the_messages_allow() -> None:
+    check = checks(Open)
+    assert check["model"]("x" * MAX_MODEL)
+    assert check["environment"]({"HF_TOKEN": "x" * MAX_VALUE})
+    with pytest.raises(BadValue):
+        check["model"]("x" * (MAX_MODEL + 1))
+    with pytest.raises(BadValue):
+        check["environment"]({"HF_TOKEN": "x" * (MAX_VALUE + 1)})
