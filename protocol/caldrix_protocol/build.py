@@ -18,14 +18,18 @@ _MASK = 2**64 - 1
 def find_build(path: Sequence[str]) -> str:
     """VERSION, "+" and what changes when any file of a daemon found on `path` (as sys.path) does.
 
-    VERSION alone where there are no such files: it is not known then which code there is.
+    VERSION alone where there are no such files, or they cannot be looked at (a link into nothing, an
+    installation that is just being replaced): it is not known then which code there is.
     """
     numbers = [0, 0, 0]
     for package in _PACKAGES:
         directory = _find(package, path)
         if directory is None:
             return VERSION
-        _count(directory, numbers)
+        try:
+            _count(directory, numbers)
+        except OSError:
+            return VERSION
     count, size, times = numbers
     return f"{VERSION}+{count:x}.{size:x}.{times & _MASK:x}"
 

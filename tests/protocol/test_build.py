@@ -56,6 +56,11 @@ def test_without_files_only_the_version_is_known(installed: Path) -> None:
     assert find_build([]) == VERSION
 
 
+def test_a_file_that_cannot_be_looked_at_leaves_the_version_alone(installed: Path) -> None:
+    (installed / "caldrixd" / ".#child.py").symlink_to("me@host.4711")  # an editor's lock
+    assert find_build([str(installed)]) == VERSION
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
