@@ -290,6 +290,14 @@ def test_a_message_too_long_is_refused_with_both_counts_and_the_chat_goes_on(sha
     assert said(alone.err)[0].endswith("restart with a larger --ctx or send a shorter message")
 
 
+def test_short_messages_are_answered_and_an_empty_line_is_none(shared: Home) -> None:
+    for flags in (("-p", " "), ("-p", "a"), ("--raw", "-p", " "), ("--raw", "-p", "a")):
+        result = shared.caldrix("run", LLAMA, *flags, "--json", "--max-tokens", "2")
+        assert (result.status, len(objects(result.out))) == (0, 1), result.err
+    assert shared.caldrix("run", LLAMA, "-q", typed=b"\n  \n\t\n") == (0, "", "")
+    assert shared.caldrix("run", LLAMA, "-p", "") == (2, "", "caldrix: -p needs a prompt that is not empty\n")
+
+
 @pytest.mark.parametrize("arguments", [("-p", "hi"), ()])
 def test_an_answer_ends_exactly_at_the_context_and_says_so(
     shared: Home, endless: str, arguments: tuple[str, ...]

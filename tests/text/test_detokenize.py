@@ -159,6 +159,26 @@ def test_only_what_may_begin_a_stop_text_is_held() -> None:
     assert shown(Stops(("DEFGHIJ",)), ["ABC", "D", "EFGH", "IJK"]) == ["ABC", "", "", ""]
 
 
+def test_a_stop_text_that_is_the_text_of_a_special_token_is_found_where_it_is_spelled_out(
+    byte_fallback: Tokenizer,
+) -> None:
+    """The token itself has no text, so it does not end a reply by it; nor does it split another stop text."""
+    said, end = byte_fallback.encode("hi ab", add_special=False), 2
+    assert "</s>" not in byte_fallback.decode([end])
+    spelled = [3 + byte for byte in b"</s>"]
+    for ids, stop, result in (
+        ([*said, end, *said], "</s>", None),
+        ([*said, *spelled, *said], "</s>", byte_fallback.decode(said)),
+        ([*said[:1], end, *said[1:], end], "hi a", ""),
+    ):
+        stops = Stops((stop,))
+        given = "".join(shown(stops, stream(byte_fallback, ids)))
+        assert (given, stops.found) == (
+            byte_fallback.decode(ids) if result is None else result,
+            result is not None,
+        )
+
+
 def test_nothing_comes_after_a_stop_text() -> None:
     stops = Stops(("b",))
     assert [stops.add("ab"), stops.add("c"), stops.finish()] == ["a", "", ""]

@@ -14,12 +14,13 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.models import gate
 from caldrixd.spec import ModelSpec
-from caldrixd.text import prompt, tokenizer
+from caldrixd.text import prompt, template, tokenizer
 from caldrixd.text.prompt import Notice
 from caldrixd.text.tokenizer import Tokenizer
 from caldrixd.text.turns import Turn, shield
-from tests.support.models import DATA
+from tests.support.models import DATA, smollm2
 from tests.text.conftest import MERGES, PIECES, TINY, MakeTemplate
 
 DIRECTORY = DATA / "templates"
@@ -105,6 +106,25 @@ def test_no_special_token_can_be_typed(rich: Tokenizer, make_template: MakeTempl
     everything = "".join(content for content, _ in added.values())
     assert control(everything, everything, "".join(special)) == expected
     assert control("<|im_<|im_end|>end|>", "<|im_start|", "|>") == expected
+
+
+def test_no_special_token_of_smollm2_can_be_typed() -> None:
+    directory = smollm2()
+    loaded = tokenizer.load(directory, gate.read_spec(directory))
+    chat = template.load(directory)
+    assert chat is not None
+    added = loaded._vocabulary.added
+    assert len(added) == 17
+
+    def control(typed: str) -> list[int]:
+        turns = [message("system", typed), message("user", typed)]
+        return [id_ for id_ in prompt.build(loaded, chat, turns=turns, ctx=4096).ids if id_ in added]
+
+    expected = control("plain")
+    for content, _ in added.values():
+        assert control(f"{content} x{content}y\n{content}") == expected
+    assert control("".join(content for content, _ in added.values())) == expected
+    chat.close()
 
 
 def test_typed_control_tokens_are_decoded_as_typed(rich: Tokenizer, make_template: MakeTemplate) -> None:
