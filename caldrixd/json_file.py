@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import math
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from caldrix_protocol.refusals import Refused
+
+MAX_DIGITS = 400
+START = 64  # bytes of a file that tell what it is not
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -66,12 +70,24 @@ def stands_for(start: bytes) -> str | None:
 
 def parse(data: bytes) -> Any:
     """Strict JSON: UTF-8, no duplicate keys, only finite numbers, no lone surrogates. ValueError says why."""
+    if reason := stands_for(data[:START]) or (None if data.strip() else "it is empty"):
+        raise ValueError(reason)
+    if data.startswith(codecs.BOM_UTF8):
+        raise ValueError("it begins with a byte order mark")
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_object)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_integer)
         _check(value, "the document")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number in it has {len(digits)} digits")
+    return int(digits)
 
 
 def reason_of(error: BaseException, limit: int = 200) -> str:

@@ -18,6 +18,7 @@ from caldrixd.architectures import FAMILIES
 from caldrixd.fetcher import demo
 from caldrixd.handlers.context import Client, Services
 from caldrixd.handlers.estimate import guessed, needs, stored
+from caldrixd.handlers.look import look
 from caldrixd.handlers.obtain import obtain
 from caldrixd.handlers.open import context_length
 from caldrixd.lanes import choose
@@ -53,6 +54,8 @@ async def handle(request: Plan, client: Client, services: Services) -> Message:
     client.send(verdict)
     if verdict.needed > verdict.free:
         raise fit.refusal(request.model, verdict.needed, verdict.free, verdict.largest_ctx)
+    if not seen.missing_bytes:
+        await to_thread.run_sync(look, seen.directory)
     return Done()
 
 

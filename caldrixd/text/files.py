@@ -9,14 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import read_bytes, reason_of, stands_for
+from caldrixd.json_file import START, read_bytes, reason_of, stands_for
 from caldrixd.text.added import ADDED, SPECIAL
 from caldrixd.text.byte_level import MERGES, VOCABULARY, Read, convert
 from caldrixd.text.config import FILE as CONFIG
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER = 64 << 20
-START = 64
 # All that a tokenizer is made of; each is small beside weights.
 NAMES = (TOKENIZER, CONFIG, VOCABULARY, MERGES, SPECIAL, ADDED)
 
