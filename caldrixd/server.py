@@ -17,7 +17,7 @@ import anyio.abc
 from caldrix_protocol.connection import Connection, ProtocolError, answer_hello, as_refusal
 from caldrix_protocol.messages import Blob, Cancel, Done, Hello, Message, Refusal, Stop, Welcome
 from caldrix_protocol.refusals import Refused
-from caldrixd import log
+from caldrixd import limits, log
 from caldrixd.channel import Channel
 from caldrixd.handlers import HANDLERS
 from caldrixd.handlers.context import Client, Services
@@ -185,7 +185,8 @@ class Session:
         except Refused as refused:
             return as_refusal(refused)
         except Exception as error:
-            return _internal(error)
+            limited = limits.exhausted(error, "caldrixd")
+            return _internal(error) if limited is None else as_refusal(limited)
 
     def _send_event(self, event: Message) -> None:
         if self._active is None:

@@ -11,7 +11,8 @@ import sys
 
 from caldrixd import log
 from caldrixd.worker import protection
-from caldrixd.worker.main import serve
+from caldrixd.worker.failures import broken_installation, refusal_for
+from caldrixd.worker.pipe import Pipe
 
 
 def main() -> int:
@@ -28,7 +29,20 @@ def main() -> int:
         logging.warning("%s", error)
         return 1
     protection.offer_to_oom_killer()
-    return serve(socket.socket(fileno=arguments.fd), os.environ)
+    pipe = Pipe(socket.socket(fileno=arguments.fd))
+    wanted = pipe.receive()
+    if wanted is None:
+        return 0
+    try:
+        from caldrixd.worker.main import serve
+    except ImportError as error:
+        logging.critical("%s", log.describe(error))
+        pipe.send(broken_installation(error, wanted))
+        return 1
+    except Exception as error:
+        pipe.send(refusal_for(error, wanted))
+        return 1
+    return serve(pipe, wanted, os.environ)
 
 
 if __name__ == "__main__":

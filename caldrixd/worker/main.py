@@ -6,38 +6,33 @@ a thread of its own, since a chat template may take long. The main thread loads,
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from caldrix_protocol.codec import encode
-from caldrix_protocol.connection import as_notice, as_refusal, as_status
+from caldrix_protocol.connection import as_notice, as_status
 from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message, Progress, Refusal, Relay
-from caldrix_protocol.refusals import NOTICE, ROWS, Refused
+from caldrix_protocol.refusals import NOTICE, ROWS
 from caldrixd import log
 from caldrixd.engine.engine import TokenEvent
+from caldrixd.worker.failures import refusal_for
 from caldrixd.worker.loading import Model, load
 from caldrixd.worker.pipe import Pipe
 from caldrixd.worker.replies import Reply
 
 
-def serve(sock: socket.socket, environment: Mapping[str, str]) -> int:
-    """Work for the daemon at the other end of `sock`; the exit status when the work ends early."""
-    pipe = Pipe(sock)
-    wanted = pipe.receive()
-    if wanted is None:
-        return 0
+def serve(pipe: Pipe, wanted: Load, environment: Mapping[str, str]) -> int:
+    """Work for the daemon at the other end of `pipe`; the exit status when the work ends early."""
     answers = Answers(pipe, wanted)
-    threading.Thread(target=answers.read, daemon=True).start()
 
     def report(code: str, fields: dict[str, Any]) -> None:
         message = as_notice if ROWS[code].kind == NOTICE else as_status
         pipe.send(message(code, **fields))
 
     try:
+        threading.Thread(target=answers.read, daemon=True).start()
         model = load(wanted, environment, report)
         answers.answer(model)
     except BaseException as error:
@@ -45,15 +40,6 @@ def serve(sock: socket.socket, environment: Mapping[str, str]) -> int:
         answers.refuse(refusal)
         pipe.send(refusal)
     return 1
-
-
-def refusal_for(error: BaseException, wanted: Load) -> Refusal:
-    """What a user reads of any exception."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        error = Refused("worker/out-of-memory", model=os.path.basename(wanted.directory))
-    if isinstance(error, Refused):
-        return as_refusal(error)
-    return as_refusal(Refused("daemon/internal", id=log.incident(error)))
 
 
 class Answers:

@@ -33,6 +33,7 @@ from caldrix_protocol.messages import (
     Relay,
 )
 from caldrix_protocol.refusals import Refused
+from caldrixd import limits
 from caldrixd.channel import Channel
 
 EXIT_SECONDS = 2.0
@@ -126,14 +127,12 @@ class Worker:
 
     async def run(self) -> None:
         kills = _memory_kills()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = await self._spawn(theirs)
-            except OSError as error:
-                ours.close()
-                self._end(Refused("worker/did-not-start", reason=error.strerror or error))
-                return
+        try:
+            process, ours = await self._start()
+        except OSError as error:
+            refused = limits.exhausted(error, "caldrixd")
+            self._end(refused or Refused("worker/did-not-start", reason=error.strerror or error))
+            return
         self.pid = process.pid
         logging.info("worker %d loads %s on %s", self.pid, self.key.directory, self.key.lane)
         self._channel = Channel(ours, Connection("parent"))
@@ -146,6 +145,16 @@ class Worker:
             status = await _reap(process)
             logging.info("worker %d ended: %s", self.pid, _describe(status))
             self._end(self.refused or self._death(status, kills))
+
+    async def _start(self) -> tuple[anyio.abc.Process, socket.socket]:
+        """The process and our end of its socket. OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                return await self._spawn(theirs), ours
+            except BaseException:
+                ours.close()
+                raise
 
     async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
         command = [sys.executable, "-P", "-m", "caldrixd.worker"]
@@ -268,6 +277,9 @@ class Worker:
     def _death(self, status: int, kills_before: int) -> Refused:
         if status == -signal.SIGKILL and _memory_kills() > kills_before:
             return Refused("worker/out-of-memory", model=self.name)
+        memory = limits.in_force(*limits.MEMORY)
+        if memory and self.ready is None and status not in (0, -signal.SIGKILL):
+            return Refused("worker/limited", model=self.name, reason=_describe(status), limits=memory)
         return Refused("worker/died", model=self.name, reason=_describe(status))
 
 

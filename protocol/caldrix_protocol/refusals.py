@@ -140,6 +140,12 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "an internal error stopped this request; the log of caldrixd has it under {id}",
     ),
+    Row(
+        "daemon/limit",
+        RUN,
+        "{who} could not get {what}: caldrixd runs under {limits}; raise that, run `caldrix stop --daemon` and "
+        "try again",
+    ),
     Row("daemon/slow-reader", RUN, "the reader fell too far behind, so the reply was cancelled"),
     Row("socket/directory-missing", RUN, "the runtime directory {path} cannot be created: {reason}"),
     Row("socket/directory-owner", RUN, "the runtime directory {path} belongs to another user"),
@@ -158,6 +164,12 @@ _TABLE: tuple[Row, ...] = (
         "worker/died",
         RUN,
         "the worker process of {model} ended unexpectedly ({reason}); run the command again",
+    ),
+    Row(
+        "worker/limited",
+        RUN,
+        "the worker process of {model} ended unexpectedly ({reason}), perhaps because caldrixd runs under "
+        "{limits}; raise that, run `caldrix stop --daemon` and try again",
     ),
     Row("worker/out-of-memory", RUN, "the worker process of {model} ran out of memory"),
     Row("worker/did-not-start", RUN, "the worker process did not start: {reason}"),

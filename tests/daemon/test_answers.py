@@ -31,8 +31,9 @@ from caldrixd.models import gate
 from caldrixd.text import template, tokenizer
 from caldrixd.text.detokenize import Detokenizer
 from caldrixd.text.template import ChatTemplate
+from caldrixd.worker.failures import refusal_for
 from caldrixd.worker.loading import Model
-from caldrixd.worker.main import Answers, refusal_for
+from caldrixd.worker.main import Answers
 from caldrixd.worker.pipe import Pipe
 from caldrixd.worker.replies import Reply, with_texts
 from tests.support.daemon import SECONDS, raw

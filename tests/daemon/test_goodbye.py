@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -164,6 +165,19 @@ def test_a_daemon_that_answers_is_in_use(tmp_path: Path, monkeypatch: pytest.Mon
             pass
         second.send(Stop(daemon=True, if_idle=True))
         await end.shutdown.asked.wait()
+
+    monkeypatch.setattr(choose, "probe", probe)
+    run(test, tmp_path)
+
+
+def test_a_handler_that_runs_into_a_limit_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(name: str, environment: object) -> choose.Probe:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def test(end: Ending) -> None:
+        client = await end.client()
+        client.send(Doctor())
+        assert code_of(await client.receive()) == "daemon/limit"
 
     monkeypatch.setattr(choose, "probe", probe)
     run(test, tmp_path)

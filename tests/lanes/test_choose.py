@@ -199,6 +199,8 @@ def test_flags_are_those_of_the_kernels_list(tmp_path: Path) -> None:
     )
     assert cpu.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "sse2", "avx"}
     assert cpu.cpu_flags(tmp_path / "absent") == frozenset()
+    with pytest.raises(OSError):
+        cpu.cpu_flags(tmp_path)  # what cannot be read says nothing about the processor
 
 
 @pytest.mark.parametrize(

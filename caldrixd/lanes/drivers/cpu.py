@@ -37,10 +37,13 @@ def isa_level(flags: Set[str]) -> str:
 
 
 def cpu_flags(path: Path = CPUINFO) -> frozenset[str]:
-    """The feature flags of the first processor as the kernel lists them; empty when there are none."""
+    """The feature flags of the first processor as the kernel lists them; empty when there are none.
+
+    OSError when it lists them and does not let them be read.
+    """
     try:
         text = path.read_text("ascii", "replace")
-    except OSError:
+    except FileNotFoundError:
         return frozenset()
     found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     return frozenset(found[1].split()) if found else frozenset()
