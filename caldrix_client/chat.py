@@ -66,9 +66,8 @@ class Chat:
 
     def _say(self, text: str) -> bool:
         """Send a message and remember it with its answer; False if nothing is left to remember."""
-        if self._speaker.channel.is_over:
-            self._speaker.channel.close()
-            self._speaker = self._again()
+        if self._speaker.channel.is_over and not self._reopened():
+            return False
         answer = self._speaker.answer(text, self._conversation, self._sampling)
         self._conversation.drop(answer.done.dropped_turns)
         timings = answer.done.timings
@@ -80,6 +79,18 @@ class Chat:
         if answer.interrupted and not self._terminal.interactive:
             raise KeyboardInterrupt
         return bool(answer.said)
+
+    def _reopened(self) -> bool:
+        """Open the model with another daemon; False if a person stopped that with Ctrl-C."""
+        self._speaker.channel.close()
+        try:
+            self._speaker = self._again()
+        except KeyboardInterrupt:
+            if not self._terminal.interactive:
+                raise
+            self._terminal.leave()
+            return False
+        return True
 
     def _obey(self, name: str, argument: str | None) -> None:
         if name in KNOBS:

@@ -249,6 +249,37 @@ def test_a_chat_goes_on_with_another_connection(home: Home) -> None:
     assert conversations(peer)[-1] == [("user", "a"), ("assistant", "A"), ("user", "d")]
 
 
+def test_ctrl_c_while_a_model_is_opened_again_keeps_the_chat(home: Home) -> None:
+    def say_and_end(talk: Talk, request: Message) -> None:
+        say(talk, "A")
+        talk.stream.shutdown(socket.SHUT_RDWR)
+
+    model = Model(say_and_end, "C")
+    opened: list[Message] = []
+
+    def slow_the_second_time(talk: Talk, request: Message) -> None:
+        if type(request) is Open:
+            opened.append(request)
+        if type(request) is Open and len(opened) == 2:
+            talk.send(Progress("weights", 1, 2))
+            assert type(talk.receive()).__name__ == "Cancel"
+            talk.send(Done("cancelled"))
+        else:
+            model(talk, request)
+
+    with Peer(home.address, slow_the_second_time) as peer, Screen(home, "run", "demo") as screen:
+        for line, words in (("a", "A\r\n"), ("b", "weights: 50 %"), ("c", "C\r\n")):
+            screen.ready()
+            screen.press(f"{line}\n")
+            screen.expect(words)
+            if line == "b":
+                screen.press("\x03")
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert conversations(peer)[-1] == [("user", "a"), ("assistant", "A"), ("user", "c")]
+
+
 def test_a_chat_goes_on_after_any_refusal_of_an_answer(home: Home) -> None:
     def refuse(talk: Talk, request: Message) -> None:
         talk.send(Refusal("worker/died", "run", "the worker ended", {}))
