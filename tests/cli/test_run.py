@@ -44,20 +44,6 @@ def test_the_same_prompt_gives_the_same_text_as_json(shared: Home) -> None:
     assert said[-1].startswith("caldrix: load ")
 
 
-def test_a_named_backend_is_not_called_auto(shared: Home) -> None:
-    result = shared.caldrix("run", LLAMA, "-p", "hi", "--max-tokens", "1", "--backend", "cpu")
-    assert "auto" not in result.err
-    refused = shared.caldrix("run", LLAMA, "-p", "hi", "--backend", "metal")
-    assert (refused.status, refused.out) == (1, "")
-    assert "the Metal lane exists on macOS only" in refused.err
-
-
-def test_a_prompt_that_does_not_fit_is_status_1(shared: Home) -> None:
-    result = shared.caldrix("run", LLAMA, "-p", "hi " * 100, "--ctx", "32")
-    assert (result.status, result.out) == (1, "")
-    assert result.err.endswith("restart with a larger --ctx or send a shorter message\n")
-
-
 def test_a_broken_model_is_one_sentence(shared: Home, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(LLAMA, broken)
