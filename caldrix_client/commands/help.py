@@ -38,7 +38,7 @@ The answer goes to stdout, everything else to stderr.
 In a chat, /help lists the commands, Ctrl-C stops an answer, and Ctrl-C or Ctrl-D at the prompt ends the chat.
 
 Exit status: 0 answered; 1 refused or failed, with the reason on stderr; 2 a mistake in the command line;
-129 its terminal was closed; 130 interrupted with Ctrl-C; 141 nobody reads the answer; 143 ended by SIGTERM."""
+129 its terminal was closed; 130 interrupted with Ctrl-C; 141 nobody reads the answer; 143 SIGTERM."""
 WIDTH = 32  # of a command as it is written, in the list of them
 PROGRAM = "caldrixd"
 # Topic -> title -> the command whose records follow it.
