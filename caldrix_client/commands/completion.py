@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from caldrix_client.commands.help import COMMANDS
 from caldrix_client.context import Context
-from caldrix_client.parse import Completion
+from caldrix_client.parse import SHELLS, Completion
 from caldrix_protocol.aliases import ALIASES
 from caldrix_protocol.option import Option
 from caldrix_protocol.options import is_accepted, options_of
@@ -25,11 +25,11 @@ ALIAS = "ALIAS"
 ARGUMENTS = {
     "run": Offer(ALIASES, directories=True),
     "pull": Offer(ALIASES),
-    "models": Offer(("list", "plan", "rm", "pin")),
+    "models": Offer(tuple(COMMANDS["models"].spelled.split("|"))),
     "models plan": Offer(ALIASES, directories=True),
     "models rm": Offer(ALIASES),
     "stop": Offer(ALIASES, directories=True),
-    "completion": Offer(("bash", "zsh", "fish")),
+    "completion": Offer(SHELLS),
     "help": Offer(tuple(COMMANDS)),
 }
 GROUP = "models"
