@@ -54,6 +54,7 @@ def test_a_repo_is_fetched_once_and_answers_as_its_directory(shared: Home, tmp_p
     assert {line.split()[2] for line in said[1:]} == set(contents(MODEL, {}))
     assert said[-1] == "caldrix: downloaded model.safetensors (240 kB)"
     assert "downloading" not in second.err
+    assert "%" not in first.err  # a bar is for a terminal
     snapshots = list((tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir())
     assert [path.name for path in snapshots] == [model().commit]
     for name, data in contents(MODEL, {}).items():
@@ -168,7 +169,8 @@ def test_offline_in_the_client_alone_no_process_tries_a_socket(
         def command(*arguments: str, **more: str) -> Result:
             return finish(start(home, tmp_path, server, *arguments, **sockets.environment, **more))
 
-        assert command("ps").status == 0
+        assert command("models", "list").status == 0
+        assert sockets.watched("caldrixd")
         for arguments in commands:
             refused(command(*arguments, **offline), variable)
         assert sockets.tried() == []

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from caldrix_protocol.messages import Progress, Pull, Refusal
 from tests.support import daemon, hub
-from tests.support.cli import Home, finish, new_home
-from tests.support.daemon import kernel_cache, running_daemon
+from tests.support.cli import Home, Screen, finish, new_home
+from tests.support.daemon import Caller, await_end, kernel_cache, running_daemon
 from tests.support.hub_cli import (
     NAME,
     ONE_TOKEN,
@@ -86,6 +93,54 @@ def test_an_interrupted_download_resumes_inside_the_file(hasty: Home, tmp_path: 
     small = [request for request in server.requests if request.what == "tokenizer.json"]
     assert len([request for request in small if request.method == "GET"]) == 1
     assert server.sent(FILE) - len(WEIGHTS) <= 1 << 20
+
+
+def large() -> hub.Repo:
+    """The tiny model with 200 MB of weights: its layers are only wider inside."""
+    length = int.from_bytes(WEIGHTS[:8], "little")
+    header, data, width = json.loads(WEIGHTS[8 : 8 + length]), bytearray(), 260_000
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape = entry["shape"] = [width if size == 160 else size for size in entry["shape"]]
+        begin, size = len(data), math.prod(shape) * 2
+        data += (bytes(range(251)) * (size // 251 + 1))[:size]
+        entry["data_offsets"] = [begin, len(data)]
+    text = json.dumps(header).encode()
+    weights = len(text).to_bytes(8, "little") + text + data
+    assert len(weights) > 199_000_000
+    return model({"config.json": {"intermediate_size": width}, FILE: weights})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("percent", [10, 50, 99])
+def test_200_megabytes_go_on_after_the_fetcher_and_the_daemon_were_killed(
+    home: Home, tmp_path: Path, percent: int
+) -> None:
+    repo = large()
+    size = repo.files[FILE].size
+    at = size * percent // 100
+    with hub.serve({NAME: repo}) as server:
+        server.fail("drip", FILE, host="cdn", at=at, times=1)
+        assert home.caldrix("models", "list").status == 0
+        with Caller(home.address.socket) as caller:
+            caller.send(Pull(NAME, {**server.environment, "HF_HOME": str(tmp_path / "hf")}))
+            while cast(Progress, caller.until(Progress)).done < at:
+                pass
+            daemon_pid = int((home.path / "run/caldrix/caldrixd.lock").read_text())
+            (fetcher,) = Path(f"/proc/{daemon_pid}/task/{daemon_pid}/children").read_text().split()
+            os.kill(int(fetcher), signal.SIGKILL)
+            refusal = caller.rest()[-1]
+        assert type(refusal) is Refusal
+        assert refusal.code == "hub/fetcher-died"
+        os.kill(daemon_pid, signal.SIGKILL)
+        await_end(daemon_pid)
+        server.release()
+        result = pull(home, tmp_path, server)
+        assert result.status == 0, result.err
+    assert server.sent(FILE) - size <= 1 << 20
+    (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
+    assert hashlib.sha256((snapshot / FILE).read_bytes()).hexdigest() == repo.files[FILE].sha256
 
 
 @pytest.mark.parametrize(
@@ -196,6 +251,26 @@ def test_a_small_file_without_its_commit(hasty: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("no-commit", "config.json")
         refused(pull(hasty, tmp_path, server), NAME)
+
+
+def _screen(home: Home, directory: Path, server: hub.Server) -> Screen:
+    variables: dict[str, Any] = {**server.environment, "HF_HOME": str(directory / "hf")}
+    return Screen(home, "pull", NAME, **variables)
+
+
+def test_a_terminal_shows_a_bar_with_the_rate_and_the_time_left(hasty: Home, tmp_path: Path) -> None:
+    with hub.serve({NAME: model()}) as server:
+        server.fail("drip", FILE, host="cdn", at=200_000)
+        with _screen(hasty, tmp_path, server) as screen:
+            first = screen.expect("\n")
+            assert first.startswith(f"caldrix: {NAME}: downloading ")
+            assert f"{FILE} 240 kB" in first
+            screen.expect("caldrix: downloaded tokenizer.json (21.3 kB)")
+            shown = screen.expect(" left")
+            bar = r"download: \[#{16}\.{4}\] 83 % of 240 kB, [\d.]+ .?B/s, \d+ s left$"
+            assert re.search(bar, shown), shown
+            screen.press("\x03")
+            assert screen.end() == 130
 
 
 def test_what_is_being_downloaded_is_not_removed(hasty: Home, tmp_path: Path) -> None:
