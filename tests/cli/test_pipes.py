@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import pytest
 
-from caldrix_protocol.messages import Delta, Generate, Message, Open, Progress, Status
+from caldrix_protocol.messages import Delta, Generate, Message, Notice, Open, Progress, Status
 from tests.support.cli import COMMAND, IMPORTS, SECONDS, Home, Screen, finish
-from tests.support.peer import Model, Peer, Talk, texts
+from tests.support.peer import Model, Peer, Talk, say, texts
 
 TYPED = "one\ntwö\n"
 LINES = ["one", "twö"]
@@ -277,6 +277,27 @@ def test_only_a_terminal_that_can_move_its_cursor_is_animated(
         assert screen.end() == 0
     drawn = "\r\x1b[Kcaldrix: weights: 50 %\r\x1b[K" if animated else ""
     assert screen.shown == f"caldrix: loading\r\n{drawn}answer\r\n"
+
+
+@pytest.mark.parametrize(
+    ("piped", "shown"),
+    [(False, "half\r\ncaldrix: by the way\r\n an answer\r\n"), (True, "caldrix: by the way\r\n")],
+)
+def test_a_notice_within_an_answer_has_a_line_of_its_own_where_both_are_on_the_screen(
+    home: Home, piped: bool, shown: str
+) -> None:
+    def noticed(talk: Talk, request: Message) -> None:
+        talk.send(Delta("half"), Notice("notice/x", "by the way", {}))
+        say(talk, " an answer")
+
+    reading, writing = os.pipe()
+    out = writing if piped else None
+    with Peer(home.address, Model(noticed)), Screen(home, "run", "demo", "-p", "x", out=out) as screen:
+        assert screen.end() == 0
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        assert answer.read() == (b"half an answer\n" if piped else b"")
+    assert screen.shown == shown
 
 
 def test_a_redirected_stderr_is_not_animated(home: Home) -> None:
