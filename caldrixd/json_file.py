@@ -26,6 +26,14 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
+def read(file: BinaryIO, count: int) -> bytes:
+    """Up to `count` bytes. OSError also where they would have to be waited for, as in some files of /proc."""
+    data: bytes | None = file.read(count)
+    if data is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return data
+
+
 def _open_without_waiting(path: str, flags: int) -> int:
     """Opening a FIFO would wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
@@ -38,7 +46,7 @@ def read_bytes(path: Path, limit: int, most: int | None = None) -> bytes:
     """
     try:
         with open_regular(path) as file:
-            data = file.read(limit + 1 if most is None else most)
+            data = read(file, limit + 1 if most is None else most)
             size = max(os.fstat(file.fileno()).st_size, len(data))
     except OSError as error:
         raise Refused("config/unreadable", file=path.name, reason=reason_of(error)) from None

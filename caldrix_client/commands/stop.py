@@ -22,6 +22,8 @@ ENDING = ("daemon/stopping", "daemon/closed")
 
 def execute(command: Command, context: Context) -> int:
     """Unload a model, all models, or end the daemon. With no daemon only a named model is refused."""
+    if command.model == "":
+        raise Refused("usage/model-needed", command="stop")
     try:
         channel = attach(context.environment)
     except Refused as refused:

@@ -17,7 +17,7 @@ from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import demo
 from caldrixd.handlers.context import Client, Services
 from caldrixd.models import aliases, hub
-from caldrixd.models.resolve import ResolvedModel, resolve
+from caldrixd.models.resolve import ResolvedModel, parse_repo, resolve
 
 DEMO_LICENCE = "Apache-2.0"
 STORAGE = "models--"
@@ -99,7 +99,7 @@ def _cached(cache: Path) -> list[hub.Repo]:
     repos = []
     for name in names:
         repo = hub.Repo(name.removeprefix(STORAGE).replace("--", "/", 1), "main")
-        if _is_own(repo.storage(cache)) and repo.name.count("/") == 1:
+        if parse_repo(repo.name) and _is_own(repo.storage(cache)):
             repos.append(_at_known_revision(repo, cache))
     return repos
 

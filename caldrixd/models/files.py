@@ -27,16 +27,20 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+ -]{0,200}\.safetensors")
 def weight_files(directory: Path) -> tuple[str, ...]:
     """The weight files of a model directory, see `choose`. Refused also "model/not-readable"."""
     try:
-        there = {path.name: path.exists() for path in directory.iterdir()}
+        names = os.listdir(directory)
+        # Without the file that a link has lost, another would be taken for the whole model.
+        lost = sorted(filter(lambda name: _is_lost(directory / name), names))
     except OSError as error:
         raise Refused("model/not-readable", path=directory, reason=reason_of(error)) from None
-    names = [name for name, exists in there.items() if exists]
-    # Without the file that a link has lost, another would be taken for the whole model.
-    lost = sorted(name for name, exists in there.items() if not exists and name.endswith(".safetensors"))
+    names = sorted({*names} - {*lost})
     if SINGLE in lost or (lost and INDEX not in names and SINGLE not in names):
         path = directory / (SINGLE if SINGLE in lost else lost[0])
         raise Refused("model/not-readable", path=path, reason=os.strerror(errno.ENOENT))
     return choose(directory, names)
+
+
+def _is_lost(path: Path) -> bool:
+    return path.name.endswith((".safetensors", INDEX)) and not path.exists()
 
 
 def choose(directory: Path, names: Collection[str]) -> tuple[str, ...]:

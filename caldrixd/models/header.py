@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import parse, reason_of, stands_for
+from caldrixd.json_file import parse, read, reason_of, stands_for
 
 MAX_HEADER = 8 << 20
 MAX_DIMENSIONS = 8
@@ -36,7 +36,7 @@ def read_header(file: BinaryIO, name: str, size: int) -> tuple[int, dict[str, En
 
     Refused "weights/header" or "weights/truncated".
     """
-    prefix = file.read(8)
+    prefix = read(file, 8)
     if reason := stands_for(prefix):
         _refuse(name, reason)
     if len(prefix) < 8:
@@ -45,7 +45,7 @@ def read_header(file: BinaryIO, name: str, size: int) -> tuple[int, dict[str, En
     if length > MAX_HEADER:
         _refuse(name, f"its header claims {length} bytes; at most {MAX_HEADER} are read")
     start = 8 + length
-    data = file.read(length)
+    data = read(file, length)
     if size < start or len(data) < length:
         raise Refused("weights/truncated", file=name, expected=start, size=size)
     if not data.startswith(b"{"):

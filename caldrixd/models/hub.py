@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import read_object
+from caldrixd.json_file import read_bytes, read_object
 from caldrixd.models import files
 
 OFFLINE_VARIABLES = ("CALDRIX_OFFLINE", "HF_HUB_OFFLINE")
 DEFAULT_ENDPOINT = "https://huggingface.co"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAX_RECORD = 1 << 20
+MAX_REFERENCE = 1 << 10
 
 
 def offline_variable(environment: Mapping[str, str]) -> str | None:
@@ -75,8 +76,8 @@ class Repo:
         if self.pinned:
             return self.revision
         try:
-            text = self.reference(cache).read_text("ascii").strip()
-        except (OSError, ValueError):
+            text = read_bytes(self.reference(cache), MAX_REFERENCE).decode("ascii").strip()
+        except (Refused, ValueError):
             return None
         return text if COMMIT.fullmatch(text) else None
 

@@ -216,6 +216,18 @@ def test_the_list_has_the_aliases_and_what_the_cache_holds(shared: Home, tmp_pat
     ]
 
 
+def test_what_is_no_repo_in_the_cache_is_not_listed(shared: Home, tmp_path: Path) -> None:
+    cache = tmp_path / "hf/hub"
+    for name in ("a--b", "", "x", "a--b--c", "\x1b]0;x\x07--y"):
+        (cache / f"models--{name}").mkdir(parents=True)
+    (cache / "other").mkdir()
+    (cache / "models--c--d").write_text("a file")
+    (cache / "models--e--f").symlink_to(cache / "other")
+    result = shared.caldrix("models", "list", HF_HOME=str(tmp_path / "hf"))
+    assert result.status == 0
+    assert [line.split() for line in result.out.splitlines()[10:]] == [["-", "a/b", "main", "-", "-"]]
+
+
 def test_rm_asks_and_removes_nothing_but_the_repo(shared: Home, tmp_path: Path) -> None:
     outside = tmp_path / "precious"
     outside.mkdir()
@@ -456,6 +468,7 @@ def test_pin_where_the_user_may_not_write(checkout: Checkout) -> None:
     ("arguments", "words"),
     [
         (["pull"], "the model is required: caldrix pull <model>"),
+        (["stop", ""], "the model is required: caldrix stop <model>"),
         (["pull", "a/b", "c/d"], "pull takes one model, got also c/d"),
         (["pull", "a/b", "--ctx", "5"], "unknown flag --ctx"),
         (["models"], "models takes list, plan, rm or pin, got nothing"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from caldrix_protocol.refusals import RUN, Refused
+from caldrixd import json_file
 from caldrixd.architectures import FAMILIES
 from caldrixd.models import gate
 from caldrixd.spec import ModelSpec, Rope
@@ -215,6 +216,16 @@ def test_traps_of_json_itself(model: ModelDirectory, content: bytes, code: str, 
         gate.read_spec(model.path)
     assert caught.value.code == code
     assert words in caught.value.text
+
+
+def test_bytes_that_would_have_to_be_waited_for_are_an_error() -> None:
+    """As a read of some files of /proc, which are regular files by their type."""
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    with open(reader, "rb") as file, open(writer, "wb", buffering=0) as other:
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            json_file.read(file, 4)
+        other.write(b"text")
+        assert json_file.read(file, 4) == b"text"
 
 
 def test_a_config_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:

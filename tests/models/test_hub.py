@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def test_nothing_is_known_of_what_was_never_fetched(cache: Path) -> None:
     assert look(Repo("owner/name", "f" * 40), cache) is None
     MAIN.reference(cache).write_text("../../../etc")
     assert look(MAIN, cache) is None
+    MAIN.reference(cache).write_bytes(COMMIT.encode() + b" " * 2000)
+    assert look(MAIN, cache) is None
+
+
+def test_a_reference_that_is_no_file_is_not_waited_for(cache: Path) -> None:
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):
+        MAIN.reference(cache).unlink(missing_ok=True)
+        make(MAIN.reference(cache))
+        assert look(MAIN, cache) is None
+        if make is Path.mkdir:
+            MAIN.reference(cache).rmdir()
 
 
 @pytest.mark.parametrize("repo", [MAIN, PINNED])

@@ -138,6 +138,13 @@ def test_without_an_index_only_bare_names_count(tmp_path: Path) -> None:
         assert caught.value.text.endswith("its name is not a bare file name")
 
 
+def test_an_index_that_a_link_has_lost_is_named(model: ModelDirectory) -> None:
+    split(model, "a.safetensors", "b.safetensors")
+    (model.path / INDEX).symlink_to("nowhere")
+    caught = refused(model)
+    assert (caught.code, caught.fields["path"]) == ("model/not-readable", str(model.path / INDEX))
+
+
 def test_a_listing_is_enough_to_choose_from(model: ModelDirectory) -> None:
     write_index(model, {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"})
     listed = (INDEX, "1.safetensors", "2.safetensors", "stray.safetensors")
