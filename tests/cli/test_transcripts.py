@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import COMMAND, Home, new_home
+from tests.support.cli import COMMAND, Home, Result, new_home
 from tests.support.daemon import kernel_cache
 from tests.support.models import tiny
 from tests.support.transcript import Transcript, daemon_of, differences, read, run
@@ -81,3 +81,39 @@ def test_a_transcript(homes: Homes, transcript: Transcript) -> None:
         home = homes.of(transcript.file)
         assert list((home.path / "run").iterdir()) == []
         assert not home.log.exists()
+
+
+BLOCK = "# daemon: absent\n\n$ caldrix x\n> one\n> a...z\n> ...\n! said\n= 2\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        (Result(2, "one\naz\n", "said\n"), []),
+        (Result(2, "one\na to z\nmore\nhalf a line", "said\n"), []),
+        (Result(2, "one\na to y\n", "said\n"), ["> one", "> a to y"]),
+        (Result(2, "two\naz\n", "said\n"), ["> two", "> az"]),
+        (Result(2, "one\naz\n", "said\nmore\n"), ["! said", "! more"]),
+        (Result(2, "one\naz\n", ""), ["! (nothing)"]),
+        (Result(0, "one\naz\n", "said\n"), ["= 0"]),
+        (Result(-15, "one\naz\n", "said\n"), ["= 143"]),
+    ],
+)
+def test_what_is_otherwise_is_found(tmp_path: Path, result: Result, found: list[str]) -> None:
+    (tmp_path / "x.test").write_text(BLOCK)
+    assert daemon_of(tmp_path / "x.test") == "absent"
+    (transcript,) = read(tmp_path / "x.test")
+    assert differences(transcript, result) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["caldrix x\n= 0\n", "$ caldrix x\n", "= 0\n", "$caldrix x\n= 0\n", "$ x\n= 0\n= 1\n"]
+)
+def test_a_block_that_is_no_transcript_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.test").write_text(f"# daemon: absent\n\n{text}")
+    with pytest.raises(ValueError, match=r"x\.test:\d+"):
+        read(tmp_path / "x.test")
+
+
+def test_each_file_says_which_daemon_it_meets() -> None:
+    assert set(DAEMON.values()) == {"unreachable", "absent", "running"}

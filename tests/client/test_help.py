@@ -1,4 +1,4 @@
-"""`caldrix help`: every flag that can be given is in it."""
+"""`caldrix help`: every flag that can be given is in it. And `caldrix version`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from caldrix_client.commands.help import COMMANDS, FLAGS, USAGE
 from caldrix_protocol.option import Option
 from caldrix_protocol.options import OPTIONS, is_accepted, options_of
+from caldrix_protocol.version import PROTOCOL_MAJOR, PROTOCOL_MINOR, VERSION
 from tests.support.cli import Home
 
 
@@ -31,3 +32,8 @@ def test_help_of_a_command_names_its_flags_alone(home: Home, topic: str) -> None
     own = [option for command in FLAGS.get(topic, {}).values() for option in options_of(command)]
     for option in OPTIONS:
         assert shown(result.out, option) == (option in own and is_accepted(option))
+
+
+def test_version(home: Home) -> None:
+    shown = f"caldrix {VERSION} (protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR})\n"
+    assert home.caldrix("version") == (0, shown, "")
