@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,18 @@ def home(request: pytest.FixtureRequest) -> Iterator[Home]:
 
 @pytest.fixture
 def daemon(home: Home) -> Iterator[Daemon]:
+    with running_daemon(home) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def endless(home: Home) -> Iterator[Daemon]:
+    """A daemon whose cc never ends, so that `cpu_kernels="c"` loads for ever."""
+    cc = home.root / "bin" / "cc"
+    cc.parent.mkdir()
+    cc.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 10000\n', "ascii")
+    cc.chmod(0o755)
+    home.changes = {"PATH": f"{cc.parent}{os.pathsep}{os.environ['PATH']}"}
     with running_daemon(home) as daemon:
         yield daemon
 

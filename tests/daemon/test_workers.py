@@ -23,6 +23,9 @@ from tests.daemon.test_replies import PROMPT, clean, loaded_when, user
 from tests.support.daemon import ROOT, SECONDS, Daemon, Home, ask_raw, await_end, running_daemon
 from tests.support.models import tiny
 
+# Of the daemon `endless`.
+ENDLESS = Open(str(tiny("tiny-llama")), {}, cpu_kernels="c")
+
 
 def worker_of(daemon: Daemon) -> int:
     (loaded,) = daemon.loaded()
@@ -33,26 +36,26 @@ def loading_worker(daemon: Daemon) -> int:
     return loaded_when(daemon, lambda found: bool(found) and found[0].pid > 0)[0].pid
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-def test_a_worker_that_dies_ends_its_replies_alone(
-    daemon: Daemon, talkative: Path, number: signal.Signals
-) -> None:
+def test_a_worker_that_dies_ends_its_replies_alone(daemon: Daemon, talkative: Path) -> None:
     with daemon.caller() as caller, daemon.caller() as second, daemon.caller() as other:
-        handle = caller.open(talkative, ctx=LONG_CTX).handle
-        worker = worker_of(daemon)
-        other_handle = other.open(tiny("tiny-llama")).handle
+        caller.open(talkative, ctx=LONG_CTX)
         second.open(talkative, ctx=LONG_CTX)
-        for one in (caller, second):
-            one.send(ask_raw(1, "Once"))
-            one.until(Delta)
-        os.kill(worker, number)
-        for one in (caller, second):
-            refused = one.rest()[-1]
-            assert (type(refused), refused.code) == (Refusal, "worker/died")
-            assert refused.fields["reason"] == f"killed by signal {int(number)}"
-        clean(other.ask(ask_raw(other_handle, PROMPT["prompt"], 24)))
-        clean(caller.ask(ask_raw(handle, PROMPT["prompt"], 24)))
-        assert worker not in [loaded.pid for loaded in daemon.loaded()]
+        worker = worker_of(daemon)
+        other.open(tiny("tiny-llama"))
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
+            for one in (caller, second):
+                one.send(ask_raw(1, "Once"))
+                one.until(Delta)
+            os.kill(worker, number)
+            for one in (caller, second):
+                refused = one.rest()[-1]
+                assert (type(refused), refused.code) == (Refusal, "worker/died")
+                assert refused.fields["reason"] == f"killed by signal {int(number)}"
+            clean(other.ask(ask_raw(1, PROMPT["prompt"], 24)))
+            clean(caller.ask(ask_raw(1, PROMPT["prompt"], 24)))
+            (again,) = [loaded.pid for loaded in daemon.loaded() if loaded.model == str(talkative)]
+            assert again != worker
+            worker = again
     assert daemon.home.log.count("Traceback") == 0
 
 
@@ -71,28 +74,28 @@ def test_clients_that_open_a_model_at_once_share_its_load(daemon: Daemon) -> Non
         caller.close()
 
 
-def test_a_worker_that_dies_while_loading_is_told_to_all(daemon: Daemon) -> None:
-    with daemon.caller() as first, daemon.caller() as second:
-        first.send(Open(str(tiny("tiny-llama")), {}))
-        second.send(Open(str(tiny("tiny-llama")), {}))
-        os.kill(loading_worker(daemon), signal.SIGKILL)
+def test_a_worker_that_dies_while_loading_is_told_to_all(endless: Daemon) -> None:
+    with endless.caller() as first, endless.caller() as second:
+        first.send(ENDLESS)
+        second.send(ENDLESS)
+        loaded_when(endless, lambda found: [loaded.leases for loaded in found] == [2])
+        os.kill(loading_worker(endless), signal.SIGKILL)
         assert [one.rest()[-1].code for one in (first, second)] == ["worker/died"] * 2
         assert type(first.ask(Open(str(tiny("tiny-llama")), {}))[-2]) is Opened
 
 
-def test_a_load_that_nobody_waits_for_is_ended(daemon: Daemon) -> None:
-    with daemon.caller() as first, daemon.caller() as second:
-        first.send(Open(str(tiny("tiny-llama")), {}))
-        second.send(Open(str(tiny("tiny-llama")), {}))
-        worker = loading_worker(daemon)
-        os.kill(worker, signal.SIGSTOP)
-        loaded_when(daemon, lambda found: [loaded.leases for loaded in found] == [2])
+def test_a_load_that_nobody_waits_for_is_ended(endless: Daemon) -> None:
+    with endless.caller() as first, endless.caller() as second:
+        first.send(ENDLESS)
+        second.send(ENDLESS)
+        worker = loading_worker(endless)
+        loaded_when(endless, lambda found: [loaded.leases for loaded in found] == [2])
         first.send(Cancel())
         assert first.rest()[-1] == Done("cancelled")
-        assert worker_of(daemon) == worker
+        assert worker_of(endless) == worker
         second.close()
         await_end(worker)
-        assert daemon.loaded() == []
+        assert endless.loaded() == []
         assert type(first.ask(Open(str(tiny("tiny-llama")), {}))[-2]) is Opened
 
 
@@ -215,7 +218,10 @@ def test_what_cannot_fit_unloads_nothing(home: Home, talkative: Path) -> None:
     [
         "{{ 'x' * 10**9 }}",
         "{{ 'x'.center(10**9) }}",
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        pytest.param(
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            marks=pytest.mark.slow,  # it takes its deadline
+        ),
     ],
 )
 def test_a_template_that_eats_all_ends_its_reply_alone(daemon: Daemon, tmp_path: Path, source: str) -> None:

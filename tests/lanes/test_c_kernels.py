@@ -213,8 +213,9 @@ def test_a_level_has_a_library_of_its_own(small: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_compilation_leaves_no_library(small: Path, tmp_path: Path) -> None:
-    script = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; kill -9 $PPID; sleep 10000'
-    environment = pretend_cc(tmp_path / "bin", script)
+    compiles = 'for word; do [ "$word" = -c ] && exit 0; done; '
+    links = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; kill -9 $PPID; sleep 10000'
+    environment = pretend_cc(tmp_path / "bin", compiles + links)
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", IN_A_WORKER.format(sources=small), str(cache)]
     done = subprocess.run(command, env={**environment, "PYTHONPATH": PATHS})

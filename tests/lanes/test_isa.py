@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
+from caldrixd.lanes.drivers.compiler import worker_environment
 from caldrixd.lanes.drivers.cpu import cpu_flags
+from tests.conftest import KERNEL_CACHE
 from tests.support import models
 
 ROOT = models.DATA.parents[1]
-AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse3,+ssse3,+sse4.1,+sse4.2"
 CODE = """
 import hashlib
 import numpy as np
@@ -43,6 +44,6 @@ def digest(**environment: str) -> list[str]:
 
 @pytest.mark.skipif("avx512f" not in cpu_flags(), reason="this CPU has no AVX-512 to compare with")
 def test_avx2_and_avx512_give_the_same_bits() -> None:
-    wide, narrow = digest(), digest(NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=AVX2)
+    wide, narrow = (digest(**worker_environment(KERNEL_CACHE, isa)) for isa in ("native", "x86-64-v3"))
     assert (wide[0], narrow[0]) == ("True", "False")
     assert wide[1] == narrow[1]

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from caldrix_kernels.step import layout
 from caldrix_protocol.refusals import Refused
 from caldrixd.lanes.drivers import group, kernel_cache
 from caldrixd.lanes.drivers.compiler import LIBRARIES, host_cpu
+from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.lanes.drivers.cpu import find_compiler
 from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Report
@@ -38,7 +40,6 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fvisibility=hidden",
     "-fPIC",
-    "-shared",
 )
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
 LAYOUT = "layout.h"
@@ -60,7 +61,7 @@ def c_kernels(level: str, cache: Path, environment: Mapping[str, str], report: R
     directory = cache / LIBRARIES
     try:
         _make_private(directory)
-        version = _run([compiler, "--version"], environment).stdout
+        version = _run([compiler, "--version"], environment, time.monotonic() + COMPILER_SECONDS).stdout
         library = directory / _name(version, level)
         if not (kernel_cache.hold(library) and _whole(library)):
             started = time.monotonic()
@@ -76,23 +77,38 @@ def c_kernels(level: str, cache: Path, environment: Mapping[str, str], report: R
 
 def build(compiler: str, flags: Sequence[str], environment: Mapping[str, str], target: Path) -> None:
     """Compile all sources into the shared library `target`. Refused "lane/cpu-compiler" in cc's words."""
-    header = target.parent / LAYOUT
-    header.write_text(layout_header(), "ascii")
-    command = [compiler, *flags, f"-I{SOURCES / 'include'}", f"-I{header.parent}", "-o", str(target)]
-    command += [*(str(path) for path in _sources("**/cpu.c")), "-lm"]
-    done = _run(command, {**environment, "LC_ALL": "C", "TMPDIR": str(target.parent)})
-    if done.returncode != 0:
-        raise Refused("lane/cpu-compiler", reason=_first_error(done))
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    place, until = target.parent, time.monotonic() + COMPILER_SECONDS
+    (place / LAYOUT).write_text(layout_header(), "ascii")
+    cc = [compiler, *flags]
+    variables = {**environment, "LC_ALL": "C", "TMPDIR": str(place)}
+    objects = {str(place / f"{number}.o"): path for number, path in enumerate(_sources("**/cpu.c"))}
+    includes = [f"-I{SOURCES / 'include'}", f"-I{place}"]
+    compilations = [[*cc, *includes, "-c", "-o", name, str(path)] for name, path in objects.items()]
+    pool = ThreadPoolExecutor(default_threads())
     try:
-        return group.run(command, environment, COMPILER_SECONDS)
+        for done in pool.map(lambda command: _run(command, variables, until), compilations):
+            _require(done)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    _require(_run([*cc, "-shared", "-o", str(target), *objects, "-lm"], variables, until))
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], until: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a compiler, at most to a time of time.monotonic."""
+    try:
+        return group.run(command, environment, max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         reason = f"{command[0]} did not end within {COMPILER_SECONDS:g} s and was stopped"
     except OSError as error:
         reason = f"{command[0]}: {error.strerror}"
     raise Refused("lane/cpu-compiler", reason=reason)
+
+
+def _require(done: subprocess.CompletedProcess[bytes]) -> None:
+    if done.returncode != 0:
+        raise Refused("lane/cpu-compiler", reason=_first_error(done))
 
 
 def load(library: Path) -> Kernels:
