@@ -722,7 +722,7 @@ _TABLE: tuple[Row, ...] = (
     ),
     Row("status/progress-open", STATUS, "{what}: {done} {unit}"),
     Row("status/chat-reset", STATUS, "the conversation is cleared"),
-    Row("status/chat-undo", STATUS, "the last message and its answer are taken back; {count} are left"),
+    Row("status/chat-undo", STATUS, "the last message and its answer are taken back; exchanges left: {count}"),
     Row("status/chat-system", STATUS, "system {text}"),
     Row("status/chat-knob", STATUS, "{name} {value}"),
     Row(

@@ -170,6 +170,24 @@ def test_a_plan_of_what_does_not_fit_ends_as_the_run_does(shared: Home, tmp_path
     assert needed[0] == needed[1] != []
 
 
+def test_the_refusal_names_the_largest_context_that_would_fit(shared: Home, tmp_path: Path) -> None:
+    """Weights of 50 MB, and a quarter of a MB of state for each token."""
+    config = {"num_hidden_layers": 1024, "max_position_embeddings": 1 << 20}
+    directory = changed(MODEL, tmp_path / "deep", {"config.json": config})
+    planned = shared.caldrix("models", "plan", str(directory), "--ctx", str(1 << 20))
+    assert (planned.status, planned.out.split()[:4]) == (1, ["verdict", "does", "not", "fit"])
+    pattern = (
+        r"deep needs \d+ MiB of memory and \d+ MiB are free; the largest --ctx that would fit is (\d+)\n$"
+    )
+    ran = shared.caldrix("run", str(directory), "--ctx", str(1 << 20), *ONE_TOKEN)
+    assert (ran.status, ran.out) == (1, "")
+    for result in (planned, ran):
+        found = re.search(pattern, result.err)
+        assert found, result.err
+        less = shared.caldrix("models", "plan", str(directory), "--ctx", str(int(found[1]) // 2))
+        assert less.out.split()[:2] == ["verdict", "fits"]
+
+
 def test_a_context_that_the_model_was_not_made_for(shared: Home) -> None:
     result = shared.caldrix("models", "plan", str(MODEL), "--ctx", "1000000")
     assert (result.status, result.out) == (1, "")

@@ -87,7 +87,7 @@ def test_reset_clears_the_conversation_and_keeps_system_and_sampling(home: Home)
 
 def test_undo_takes_the_last_exchange_back(home: Home) -> None:
     peer, status, _, err = chat(home, Model("A", "B", "C"), "a", "b", "/undo", "c", "/undo", "/undo")
-    words = "the last message and its answer are taken back; {} are left"
+    words = "the last message and its answer are taken back; exchanges left: {}"
     assert (status, err) == (0, said(*map(words.format, (1, 1, 0))))
     assert conversations(peer)[2] == [("user", "a"), ("assistant", "A"), ("user", "c")]
 
@@ -185,7 +185,7 @@ def test_context_counts_used_reserved_and_free(home: Home) -> None:
     _, _, _, err = chat(home, Model(answer), *lines, flags=("--ctx", "100"))
     assert err.splitlines()[::2] == [
         "caldrix: " + line.format(0, 25, 75),
-        "caldrix: the last message and its answer are taken back; 0 are left",
+        "caldrix: the last message and its answer are taken back; exchanges left: 0",
     ]
     assert err.splitlines()[1] == "caldrix: " + line.format(40, 25, 35)
     _, _, _, err = chat(home, Model(), "/context", flags=("--ctx", "100", "--max-tokens", "80"))
