@@ -101,7 +101,7 @@ def rope_refusals() -> list[tuple[dict[str, Any], str, str]]:
         table += [({**LLAMA3, field: value}, field, code) for value, code in BAD_REAL.items()]
     field = "original_max_position_embeddings"
     table += [({**LLAMA3, field: value}, field, code) for value, code in BAD_INTEGER.items()]
-    for field in LLAMA3.keys() - {"rope_type"}:
+    for field in sorted(LLAMA3.keys() - {"rope_type"}):
         table += [({**LLAMA3, field: None}, field, "config/missing")]
         table += [({name: value for name, value in LLAMA3.items() if name != field}, field, "config/missing")]
     for kind in ("dynamic", "longrope", "mrope", "su", "proportional", ""):
