@@ -11,15 +11,20 @@ from caldrix_protocol.options import is_accepted, options_of
 from tests.cli.test_transcripts import DAEMON, TRANSCRIPTS
 from tests.support.transcript import Transcript
 
-DOCS = Path(__file__).parents[2] / "docs"
-# Messages that no command line leads to at once, and where they are held instead.
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Messages that no command line leads to by itself, and where they are tested instead.
 ELSEWHERE = {
-    "--idle-unload must be seconds from 0 to 31536000, got <value>": "caldrixd's own flag: tests/daemon",
+    "--idle-unload must be seconds from 0 to 31536000, got <value>": "tests/daemon/test_start.py",
     "the conversation has <size> bytes; at most <limit> can be sent": "tests/client/test_conversation.py",
-    "the prompt is empty and this model has no token to start from": "tests/text",
-    "the prompt has the token id <token>; this model knows <count> tokens, from 0": "tests/daemon",
-    "this model has no chat template; a conversation cannot be sent to it": "other programs: tests/daemon",
-    "the model computed a value that is not a finite number; its weights may be damaged": "tests/daemon",
+    "the prompt is empty and this model has no token to start from": "tests/text/test_prompt.py",
+    "the prompt has the token id <token>; this model knows <count> tokens, from 0": (
+        "tests/engine/test_engine.py"
+    ),
+    "this model has no chat template; a conversation cannot be sent to it": "tests/text/test_prompt.py",
+    "the model computed a value that is not a finite number; its weights may be damaged": (
+        "tests/daemon/test_workers.py"
+    ),
     "an internal error ended caldrix: <reason>": "tests/client/test_main.py",
 }
 
@@ -105,3 +110,4 @@ def test_what_is_said_while_a_model_answers(message: str) -> None:
 
 def test_what_is_held_elsewhere_is_still_said() -> None:
     assert ELSEWHERE.keys() <= {*EARLY, *LATE}
+    assert [path for path in ELSEWHERE.values() if not (ROOT / path).exists()] == []
