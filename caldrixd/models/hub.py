@@ -23,6 +23,8 @@ OFFLINE_VARIABLES = ("CALDRIX_OFFLINE", "HF_HUB_OFFLINE")
 DEFAULT_ENDPOINT = "https://huggingface.co"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAX_RECORD = 1 << 20
+# Files of tokenizers of any kind; of which kind they may be is said when the model is looked at.
+_TOKENIZER = re.compile(r"tokenizer\.|vocab\.|merges\.|.*piece.*\.model|.*tiktoken|tekken|bpe\.|rwkv_vocab")
 MAX_REFERENCE = 1 << 10
 
 
@@ -172,7 +174,7 @@ def _numbers(value: object) -> bool:
 def _judged(directory: Path) -> Cached:
     """A snapshot that another program fetched: the model's own files say what belongs to it."""
     missing = [] if (directory / "config.json").is_file() else ["config.json"]
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+    if not any(map(_TOKENIZER.match, os.listdir(directory))):
         missing.append("tokenizer.json")
     certain = any((directory / name).exists() for name in (files.SINGLE, files.INDEX))
     try:

@@ -409,8 +409,15 @@ def test_a_tokenizer_that_is_refused(shared: Home, tmp_path: Path, case: str) ->
             assert server.files() == ["config.json"]
     directory = changed(MODEL, tmp_path / "model", changes)
     local = shared.caldrix("run", str(directory), *ONE_TOKEN)
-    refused(local, "the model has no tokenizer.json, and ", words)
-    assert "downloaded" not in local.err
+    storage = tmp_path / "other/hub/models--tiny--llama"
+    (storage / "refs").mkdir(parents=True)
+    (storage / "refs/main").write_text(PIN)
+    (storage / "snapshots").mkdir()
+    changed(MODEL, storage / "snapshots" / PIN, changes)
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "other")}
+    for result in (local, shared.caldrix("run", NAME, *ONE_TOKEN, **offline)):
+        refused(result, "the model has no tokenizer.json, and ", words)
+        assert "downloaded" not in result.err
 
 
 # --- adapters ---------------------------------------------------------------------------------------

@@ -101,7 +101,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.action == "bomb":
             packed = _spaces(fault.at)
             return Reply(200, {"Content-Type": "application/json", "Content-Encoding": "gzip"}, packed)
+        if fault.action == "answer":
+            return Reply(200, {"Content-Type": "application/json"}, fault.body)
         reply = self.server.shared.reply(request)
+        if fault.action == "headers":
+            return Reply(reply.status, {**reply.headers, "X-Long": "x" * fault.at}, reply.body)
         if fault.action == "elsewhere":
             location = reply.headers.get("Location", self.server.origin + request.target)
             stranger = self.server.shared.origins["stranger"]

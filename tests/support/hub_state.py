@@ -15,7 +15,7 @@ SECONDS = 60  # a test that waits longer for anything has failed
 ADDRESSES = {"hub": "127.0.0.1", "cdn": "127.0.0.2", "stranger": "127.0.0.3"}
 
 # Faults of the reply as a whole, and of its body.
-WHOLE = ("status", "absent", "login", "loop", "elsewhere", "silent", "no-commit", "bomb")
+WHOLE = ("status", "absent", "login", "loop", "elsewhere", "silent", "no-commit", "bomb", "answer", "headers")
 BODY = ("cut", "stall", "drip", "no-range", "416", "short", "long", "altered")
 
 
@@ -55,6 +55,7 @@ class Fault:
     method: str
     at: int
     left: int | None
+    body: bytes = b""
 
     def hits(self, request: Request, span: range | None) -> bool:
         return (
@@ -109,6 +110,7 @@ class Server:
         method: str = "",
         at: int = 0,
         times: int | None = None,
+        body: bytes = b"",
     ) -> None:
         """From now on let requests fail: those for `what` ("info", "tree" or a file), to `host`, of `method`.
 
@@ -121,11 +123,11 @@ class Server:
         Of the reply: "status" has the status `at`, "absent" says that there is no such file, "login" is a
         page in HTML, "loop" redirects to itself, "elsewhere" to the host "stranger", "silent" never comes
         until `release`, "no-commit" lacks the header that says the commit, "bomb" inflates to `at` bytes of
-        spaces.
+        spaces, "answer" is `body` as JSON, "headers" has one of `at` bytes.
         """
         assert action in WHOLE + BODY
         with self.changed:
-            self._faults.append(Fault(action, what, host, method, at, times))
+            self._faults.append(Fault(action, what, host, method, at, times, body))
 
     def heal(self) -> None:
         """No faults from now on, and whatever was held goes on."""
