@@ -61,11 +61,11 @@ def connect(
     `outdated` is told its pid. Raises Refused like `attach`, and daemon/exited or daemon/did-not-start, which
     name the log file.
     """
-    address = find_address(environment, os.geteuid())
     channel = attach(environment, patience)
+    if channel is not None and same_build(channel.welcome.version, find_build(sys.path)):
+        return channel
+    address = find_address(environment, os.geteuid())
     if channel is not None:
-        if same_build(channel.welcome.version, find_build(sys.path)):
-            return channel
         if not _ended(channel, address, time.monotonic() + patience.start):
             outdated(channel.welcome.pid)
             return channel
