@@ -79,7 +79,7 @@ class Speaker(NamedTuple):
             raise Refused("notice/no-system")
 
     def answer(self, message: str, conversation: Conversation, sampling: Sampling) -> Answer:
-        """Show the answer to a message. Raises Refused; KeyboardInterrupt if that crossed a Ctrl-C."""
+        """Show the answer to a message. Raises Refused, unless that crossed a Ctrl-C."""
         packed = pack_raw(message) if self.plain_text else conversation.pack(message)
         request = self._request(packed, sampling)
         pieces = []
@@ -102,10 +102,11 @@ class Speaker(NamedTuple):
                         show(event, self.terminal)
             except Refused as refused:
                 if interrupts.count:
-                    raise KeyboardInterrupt from None
-                if refused.code == "message/too-long" and self._at_max_context:
+                    done = Done("cancelled")
+                elif refused.code == "message/too-long" and self._at_max_context:
                     raise Refused("message/over-max-context", **refused.fields) from None
-                raise
+                else:
+                    raise
             finally:
                 self._show("", "" if self.command.json else thinking.finish())
                 self.terminal.end_answer(complete=complete and not self.command.json)

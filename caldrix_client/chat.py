@@ -71,9 +71,8 @@ class Chat:
         answer = self._speaker.answer(text, self._conversation, self._sampling)
         self._conversation.drop(answer.done.dropped_turns)
         timings = answer.done.timings
-        dropped = self._conversation.keep(
-            Exchange(text, answer.said, timings.prompt_tokens + timings.reply_tokens - answer.thought)
-        )
+        used = max(0, timings.prompt_tokens + timings.reply_tokens - answer.thought)
+        dropped = self._conversation.keep(Exchange(text, answer.said, used))
         if dropped:
             self._terminal.say(sentence("notice/forgotten-turns", count=dropped))
         if answer.interrupted and not self._terminal.interactive:

@@ -58,7 +58,7 @@ def _chat(speaker: Speaker, conversation: Conversation, context: Context, reques
     from caldrix_client.chat import Chat
 
     def again() -> Speaker:
-        channel = connect(context.environment, context.started)
+        channel = connect(context.environment, context.started, outdated=context.outdated)
         opened = _open_bounded(channel, request, speaker.command, context.terminal)
         return speaker._replace(channel=channel, opened=opened)
 

@@ -249,6 +249,27 @@ def test_a_chat_goes_on_with_another_connection(home: Home) -> None:
     assert conversations(peer)[-1] == [("user", "a"), ("assistant", "A"), ("user", "d")]
 
 
+def test_a_ctrl_c_that_crosses_a_refusal_stops_the_answer(home: Home) -> None:
+    def refuse(talk: Talk, request: Message) -> None:
+        talk.send(Delta("half "))
+        assert type(talk.receive()).__name__ == "Cancel"
+        talk.send(Refusal("worker/died", "run", "the worker ended", {}))
+
+    with Peer(home.address, Model(refuse, "B")) as peer, Screen(home, "run", "demo") as screen:
+        screen.ready()
+        screen.press("a\n")
+        screen.expect("half ")
+        screen.press("\x03")
+        for line, words in (("/context", "0 used"), ("b", "B\r\n")):
+            screen.ready()
+            screen.press(f"{line}\n")
+            screen.expect(words)
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert conversations(peer)[-1] == [("user", "a"), ("assistant", "half "), ("user", "b")]
+
+
 def test_ctrl_c_while_a_model_is_opened_again_keeps_the_chat(home: Home) -> None:
     def say_and_end(talk: Talk, request: Message) -> None:
         say(talk, "A")
