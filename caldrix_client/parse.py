@@ -142,7 +142,7 @@ def unknown(name: str, names: Iterable[str]) -> Refused:
 
 def _bare(name: str, arguments: list[str]) -> Command:
     if arguments and arguments[0] in HELP_FLAGS:
-        return Help(name)
+        return Help(name.lstrip("-"))
     if arguments:
         raise Refused("usage/takes-no-arguments", command=name, argument=arguments[0])
     return _BARE[name]

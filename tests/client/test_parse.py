@@ -21,6 +21,7 @@ PLAIN = Run("m", **defaults("run"))
         (["run", "m", "-h"], Help("run")),
         (["run", "m", "-p", "x", "--help"], Help("run")),
         (["doctor", "--help"], Help("doctor")),
+        (["--version", "--help"], Help("version")),
         (["stop", "-h"], Help("stop")),
         (["completion", "-h"], Help("completion")),
         (["pull", "m", "--help"], Help("pull")),
