@@ -52,6 +52,7 @@ SMALL_FILES = (
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
+Find = Callable[[Key], object]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
     variant = await _in_thread(_variant, lane, request, services.config)
     accept = _acceptance(request, lane, services)
     directory = await obtain(resolved, request.environment, client.send, services, accept)
-    found = await _in_thread(_inspect, directory, lane, variant)
+    found = await _in_thread(inspect, directory, lane, variant, services.pool.find)
     ctx = context_length(request.ctx, found.spec)
     worker = await _worker(request, found, ctx, services)
     if worker.state == LOADING and worker.leases:
@@ -155,24 +156,25 @@ def _variant(lane: str, request: Open, config: Config) -> Variant:
     return settle(request.cpu_isa, request.cpu_kernels, config.environment)
 
 
-def _inspect(directory: Path, lane: str, variant: Variant) -> Found:
-    """Look at a model directory, but not into its weights. Refused for what is unusable."""
+def inspect(directory: Path, lane: str, variant: Variant, find: Find) -> Found:
+    """Look at a model directory, but not into its weights. Refused for what is unusable.
+
+    `find` knows the worker that has loaded it as it is; then its tokenizer needs no second look.
+    """
     try:
-        return _found(directory, lane, variant)
+        check_directory(directory)
+        spec = gate.read_spec(directory)
+        try:
+            identity = _identity(directory, weight_files(directory))
+        except Refused:
+            text_files.check_directory(directory)
+            raise
+        key = Key(_real_path(directory), identity, lane, variant.isa, variant.kernels)
+        if find(key) is None:
+            text_files.check_directory(directory)
     except OSError as error:
         raise Refused("model/not-readable", path=error.filename or directory, reason=error.strerror) from None
-
-
-def _found(directory: Path, lane: str, variant: Variant) -> Found:
-    check_directory(directory)
-    spec = gate.read_spec(directory)
-    text_files.check_directory(directory)
-    weights = weight_files(directory)
-    return Found(
-        key=Key(_real_path(directory), _identity(directory, weights), lane, variant.isa, variant.kernels),
-        spec=spec,
-        plan=FAMILIES[spec.architecture].build(spec),
-    )
+    return Found(key, spec, FAMILIES[spec.architecture].build(spec))
 
 
 def _real_path(directory: Path) -> str:
