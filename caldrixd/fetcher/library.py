@@ -200,12 +200,13 @@ class Hub:
         }
         if self._origin(str(response.request.url)) != self._origin(self.endpoint):
             raise Refused("hub/status", model=self.model, host=_host(response), status=status)
-        if status == 401 and not asked_with_token:
+        gated = status in (401, 403) and code == "GatedRepo"
+        if (status == 401 or gated) and not asked_with_token:
             raise Refused("hub/no-token", **known)
-        if status == 401 and code != "GatedRepo":
-            raise Refused("hub/bad-token", **known)
-        if status in (401, 403):
+        if gated:
             raise Refused("hub/gated", **known)
+        if status == 401:
+            raise Refused("hub/bad-token", **known)
         if status == 404 and code == "EntryNotFound":
             name = urlsplit(str(response.request.url)).path.rpartition("/")[2]
             raise Refused("hub/no-file", model=self.model, file=unquote(name))

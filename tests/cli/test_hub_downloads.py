@@ -156,6 +156,7 @@ def test_200_megabytes_go_on_after_the_fetcher_and_the_daemon_were_killed(
         ("status", "cdn", 500, (FILE, "500")),
         ("status", "hub", 500, (FILE, "500")),
         ("status", "cdn", 403, (NAME, "403")),
+        ("status", "hub", 403, (NAME, "403")),
         ("silent", "cdn", 0, (FILE, "did not answer within 0.5 s")),
         ("stall", "cdn", 1000, (FILE, "stalled at 1000 of 240288 bytes")),
         ("drip", "cdn", 1000, (FILE, "stalled at", "127.0.0.2", "sent less than 1024 bytes a second")),
