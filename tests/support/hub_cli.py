@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from caldrixd.models import aliases
 from tests.support import hub
 from tests.support.changed import Change, contents
 from tests.support.cli import COMMAND, Home, Result, finish
@@ -15,7 +16,7 @@ from tests.support.models import tiny
 
 NAME = "tiny/llama"
 MODEL = tiny("tiny-llama")
-PIN = "93efa2f097d58c2a74874c7e644dbc9b0cee75a2"
+PIN = aliases.HUB["smollm2"].revision
 ONE_TOKEN = ("-p", "hi", "--max-tokens", "1")
 WEIGHTS = (MODEL / "model.safetensors").read_bytes()
 INDEX = "model.safetensors.index.json"
