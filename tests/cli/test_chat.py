@@ -315,20 +315,21 @@ def test_undo_and_regen_after_an_answer_that_was_stopped(home: Home, endless: st
     """What came of it can be taken back, or replaced by an answer to the same prompt."""
     begun = home.caldrix("run", endless, "--max-tokens", "6", "-p", "hi").out.removesuffix("\n")
     begun = safe(begun).replace("\n", "\r\n")
-    with Screen(home, "run", endless, "--ctx", str(1 << 17), "--plain") as screen:
+    with Screen(home, "run", endless, "--ctx", str(1 << 17)) as screen:
         for line, words in (
             ("hi", begun),
-            ("/undo", "the last message and its answer are taken back; exchanges left: 0"),
+            ("/undo", "the last message and its answer are taken back; 0 are left"),
             ("/regen", "nothing was said yet"),
             ("hi", begun),
             ("/regen", begun),
         ):
-            screen.expect("> ")
-            screen.press(f"{line}\n")
+            screen.ready()
+            screen.press(f"{line}\r")
+            screen.expect("\x1b[?2004l")
             screen.expect(words)
             if words == begun:
                 screen.press("\x03")
-        screen.expect("> ")
+        screen.ready()
         screen.press("\x04")
         assert screen.end() == 0
 
