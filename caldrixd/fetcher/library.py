@@ -207,8 +207,9 @@ class Hub:
             raise Refused("hub/gated", **known)
         if status == 401:
             raise Refused("hub/bad-token", **known)
-        if status == 404 and code == "EntryNotFound":
-            name = urlsplit(str(response.request.url)).path.rpartition("/")[2]
+        _, resolved, place = urlsplit(str(response.request.url)).path.partition("/resolve/")
+        if status == 404 and code == "EntryNotFound" and resolved:
+            name = place.rpartition("/")[2]
             raise Refused("hub/no-file", model=self.model, file=unquote(name))
         if status == 404:
             raise Refused("hub/no-revision" if code == "RevisionNotFound" else "hub/no-repo", **known)
@@ -261,6 +262,8 @@ class Hub:
             return json.loads(body)
         except RecursionError:
             raise ValueError("its listing is nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"its listing is no JSON ({_line(error)})") from None
 
     def _before(self, request: Any) -> None:
         """Of every request, also one that follows a redirect."""

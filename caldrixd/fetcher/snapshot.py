@@ -181,6 +181,8 @@ class Snapshot:
             return
         self._remove(path)
         self._hub.download(name, self._listing.commit)
+        for left in self._blobs.glob(f"{file.digest}*.incomplete"):  # of a download that was killed
+            left.unlink(missing_ok=True)
         if not self._is_right(file):
             self._remove(path)
             raise Refused("hub/digest", file=name)

@@ -401,6 +401,24 @@ def test_a_small_file_that_does_not_come_is_given_up(cache: Cache, action: str, 
     assert whole(cache, REPO)
 
 
+def test_a_fetcher_killed_in_a_small_file_leaves_nothing_for_ever(cache: Cache) -> None:
+    cache.server.fail("stall", "tokenizer.json", at=100, times=1)
+    first = cache.start()
+    cache.server.wait(lambda: cache.server.sent("tokenizer.json") == 100)
+    first.kill()
+    cache.server.release()
+    assert cache.fetch()[0] == Done()
+    blobs = {path.name for path in (cache.storage / "blobs").iterdir()}
+    assert blobs == {file.etag for file in REPO.files.values()}
+
+
+def test_a_hub_without_its_listing_is_not_taken_for_one_without_a_file(cache: Cache) -> None:
+    cache.server.fail("absent", "info")
+    last, _ = cache.fetch()
+    assert type(last) is Refusal
+    assert last.code == "hub/no-repo"
+
+
 @pytest.mark.parametrize("endpoint", ["ftp://x", "nonsense", "http://", "file:///etc"])
 def test_an_endpoint_that_is_none(cache: Cache, endpoint: str) -> None:
     last, _ = cache.fetch(HF_ENDPOINT=endpoint)
