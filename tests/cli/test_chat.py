@@ -318,7 +318,7 @@ def test_undo_and_regen_after_an_answer_that_was_stopped(home: Home, endless: st
     with Screen(home, "run", endless, "--ctx", str(1 << 17)) as screen:
         for line, words in (
             ("hi", begun),
-            ("/undo", "the last message and its answer are taken back; 0 are left"),
+            ("/undo", sentence("status/chat-undo", count=0)),
             ("/regen", "nothing was said yet"),
             ("hi", begun),
             ("/regen", begun),
