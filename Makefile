@@ -7,6 +7,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --ed
 # What make bench measures: demo, and any model directories.
 MODELS ?= demo
 PROMPT := What is the capital of France?
+# Two files of tests at once: much of a test is one process that waits for another.
+AT_ONCE := -n 2 --dist loadfile
 
 .PHONY: run test test-full test-lowest lint bench clean
 .DELETE_ON_ERROR:
@@ -15,10 +17,10 @@ run: $(VENV)/.installed-demo
 	@$(BIN)/caldrix run demo -p "$(PROMPT)"
 
 test: lint
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest $(AT_ONCE) -m "not slow"
 
 test-full: lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(AT_ONCE)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
@@ -27,7 +29,7 @@ lint: $(VENV)/.installed-dev
 
 # Every dependency at its lower bound of pyproject.toml.
 test-lowest: $(LOWEST)/.installed
-	@$(LOWEST)/bin/python -m pytest -m "not slow"
+	@$(LOWEST)/bin/python -m pytest $(AT_ONCE) -m "not slow"
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python -c "import llama_cpp" 2>/dev/null || { \

@@ -201,7 +201,8 @@ def test_doctor_tells_every_lane(shared: Daemon) -> None:
     assert hip.reasons
     assert (cpu.usable, cpu.reasons) == (True, ())
     level, kernels = isa_level(cpu_flags()), f"kernels numba {numba.__version__}, which compiles here"
-    assert (cpu.details[0], cpu.details[-1]) == (f"{level}, {os.cpu_count()} processors", kernels)
+    assert (cpu.details[0], cpu.details[-2]) == (f"{level}, {os.cpu_count()} processors", kernels)
+    assert cpu.details[-1].startswith("compiled kernels are kept in ")
 
 
 def test_unknown_models_and_handles(caller: Caller) -> None:
