@@ -232,7 +232,13 @@ class Program:
             keys[own] = k[indices].reshape(-1, *keys.shape[1:])
             values[own] = v[indices].reshape(-1, *values.shape[1:])
             y[indices] = attention(
-                q[indices], keys, values, own, scale=op.params["scale"], window=int(op.params["window"])
+                q[indices],
+                keys,
+                values,
+                own,
+                scale=op.params["scale"],
+                window=int(op.params["window"]),
+                rounded=step.rounded,
             )
         return y
 

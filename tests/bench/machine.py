@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.memory import atomic_add, store_f32, store_u32
-from caldrix_kernels.linear.numba_cpu import WIDE
+from caldrix_kernels.intrinsics.vector import WIDE
 from caldrixd.lanes.arena import Arena
 
 LINE = 64

@@ -18,8 +18,6 @@ from caldrix_kernels.experts.reference import route as route_reference
 from caldrix_kernels.formats import narrow_bf16, widen
 from caldrix_kernels.gated_rmsnorm import numba_cpu as gated_rmsnorm
 from caldrix_kernels.gated_rmsnorm.reference import gated_rmsnorm as gated_rmsnorm_reference
-from caldrix_kernels.sigmoid_mul import numba_cpu as sigmoid_mul
-from caldrix_kernels.sigmoid_mul.reference import sigmoid_mul as sigmoid_mul_reference
 from caldrix_kernels.silu_mul.reference import sigmoid
 from caldrix_kernels.step.layout import ACT_BF16, ACT_F32, ACT_ROUNDED, round_up
 
@@ -403,21 +401,6 @@ def test_gated_norm(width: int) -> None:
         halves,
         width,
         lambda act, to: gated_rmsnorm.gated_norm_head.ctypes(act, *inputs, to, width, float_bits(1e-6)),
-    )
-
-
-@pytest.mark.parametrize("width", [16, 112])
-def test_sigmoid_mul(width: int) -> None:
-    rng = np.random.default_rng(width)
-    x, gate = ((rng.standard_normal(width) * 20).astype(np.float32) for _ in range(2))
-    gate[:6] = (0.0, -0.0, -200.0, 200.0, -87.5, 88.5)
-    out, halves = np.full(width + 1, 9, np.float32), np.full(width + 1, 9, np.uint16)
-    inputs = (address(x), address(gate))
-    sigmoid_mul.sigmoid_mul_row.ctypes(ACT_F32, *inputs, address(out), width // 16)
-    close("sigmoid_mul", out[:width], sigmoid_mul_reference(x, gate))
-    assert out[width] == 9
-    check_rounding(
-        out, halves, width, lambda act, to: sigmoid_mul.sigmoid_mul_row.ctypes(act, *inputs, to, width // 16)
     )
 
 

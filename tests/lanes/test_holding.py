@@ -33,10 +33,10 @@ def test_the_weights_are_the_arena(name: str) -> None:
 def test_state_is_what_a_slot_allocates() -> None:
     plan, _ = opened(tiny("tiny-llama"))
     lowered = lower(plan)
-    # Two layers with two heads: keys of 16 and values of 16 padded to a panel, in blocks of 64.
-    assert lowered.state_block == 2 * 2 * 64 * (16 + 32) * 4
-    assert cost("tiny-llama", 64).state == lowered.state_block + HALF_PAGE
-    assert cost("tiny-llama", 65).state == 2 * lowered.state_block + HALF_PAGE
+    # Two layers with two heads: keys of 16 and values of 16 padded to a panel, in blocks of 128.
+    assert lowered.state_block == 2 * 2 * 128 * (16 + 32) * 4
+    assert cost("tiny-llama", 128).state == lowered.state_block + HALF_PAGE
+    assert cost("tiny-llama", 129).state == 2 * lowered.state_block + HALF_PAGE
 
 
 def test_recurrent_state_stands_three_times_whatever_the_context() -> None:

@@ -29,9 +29,9 @@ def test_keys_and_values_go_back_to_any_length() -> None:
 
 def test_a_context_is_held_in_whole_blocks() -> None:
     slots = Slots(1024, RECURRENT)
-    assert slots[slots.allocate(64)].state.size == 1024
-    assert slots[slots.allocate(65)].state.size == 2048
-    assert slots[slots.allocate(65)].recurrent.size == 2 * RECURRENT
+    assert slots[slots.allocate(128)].state.size == 1024
+    assert slots[slots.allocate(129)].state.size == 2048
+    assert slots[slots.allocate(129)].recurrent.size == 2 * RECURRENT
 
 
 def test_recurrent_state_is_written_beside_the_committed_one() -> None:

@@ -10,6 +10,7 @@ import ctypes
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ ACTS = (at.ACT_F32, at.ACT_BF16, at.ACT_ROUNDED)
 ACT_TYPES = {at.ACT_F32: np.float32, at.ACT_BF16: np.uint16, at.ACT_ROUNDED: np.float32}
 ROWS = (1, 2, 3, 5, 12, 13, 23)
 COLUMNS = (32, 64, 96)
+# Of attention: head size and queries a key head; block and position of the first row.
+HEADS = ((8, 1), (10, 3), (64, 3), (80, 7), (128, 1))
+PLACES = ((0, 0), (0, 30), (0, 61), (0, 125), (1, 127), (1, 128), (1, 400), (2, 270))
 AWKWARD = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-45, 3e38, -3e38, 88.5, -87.5, -104.0)
 _malloc = ctypes.CDLL(None)
 
@@ -66,6 +70,12 @@ class Bench:
             flat = values.reshape(-1)
             places = self._rng.permutation(flat.size)[: len(AWKWARD)]
             flat[places] = AWKWARD[: len(places)]
+        return values
+
+    def halves(self, *shape: int) -> Array:
+        """Random bfloat16."""
+        values = memory(shape, np.uint16)
+        values[...] = self.normal(*shape).view(np.uint32) >> 16
         return values
 
     def panels(self, form: int, rows: int, columns: int, awkward: bool = False) -> tuple[Array, int]:
@@ -130,15 +140,17 @@ def _tile(index: int, form: int, vectors: int = 2) -> Case:
     return case
 
 
-def _tile_dot(bench: Bench) -> Iterator[Array]:
-    for columns in COLUMNS:
-        w = bench.panels(at.BF16, at.PANEL, columns)[0]
-        for rows in ROWS:
-            x = memory((rows, columns + 16), np.uint16)
-            x[...] = bench.normal(rows, columns + 16).view(np.uint32) >> 16
-            out = memory((rows, at.PANEL))
-            bench.call(at.TILE_DOT, rows, w, 128, x, x.strides[0], columns, out, out.strides[0])
-            yield out
+def _tile_dot(index: int, vectors: int = 2) -> Case:
+    def case(bench: Bench) -> Iterator[Array]:
+        for columns in (*COLUMNS, 6, 10):
+            w = bench.halves(columns // 2, vectors * 16, 2)
+            for rows in ROWS:
+                x, out = bench.halves(rows, columns + 16), memory((rows, vectors * 16))
+                step = w.strides[0]
+                bench.call(index, rows, w, step, x, x.strides[0], columns, out, out.strides[0])
+                yield out
+
+    return case
 
 
 def _norm_row(bench: Bench) -> Iterator[Array]:
@@ -168,21 +180,23 @@ def _silu_mul(bench: Bench) -> Iterator[Array]:
             yield out
 
 
-def _attend_block(bench: Bench) -> Iterator[Array]:
-    for head_dim, group in ((8, 1), (10, 3), (64, 3), (80, 7), (128, 1)):
-        width = at.round_up(head_dim, at.PANEL)
-        keys, values = bench.normal(2, head_dim, at.PANEL), bench.normal(at.BLOCK, width)
-        for block, first in ((0, 0), (0, 30), (0, 61), (1, 63), (1, 64), (1, 200), (2, 130)):
-            for window in (0, 1, 40):
-                rows = 3
-                count, stride = rows * group, at.partial_bytes(head_dim)
-                queries, scores = bench.normal(count, head_dim), memory((count, at.BLOCK))
-                out = memory((count, stride // 4))
-                tiles = (bench.kernels.table[at.TILE_F32], bench.kernels.table[at.TILE_F32_WIDE])
-                shape = (head_dim, width, block, queries, queries.strides[0], rows, group, first, window)
-                bench.call(at.ATTEND_BLOCK, *tiles, keys, values, *shape, scores, out)
-                yield out
-                yield scores
+def _attend_block(*acts: int) -> Case:
+    def case(bench: Bench) -> Iterator[Array]:
+        for act, (head_dim, group), (block, first), window in product(acts, HEADS, PLACES, (0, 1, 40)):
+            dot, rows, width = act == at.ACT_BF16, 3, at.round_up(head_dim, at.PANEL)
+            count, stride = rows * group, at.partial_bytes(head_dim)
+            numbers = bench.halves if dot else bench.normal
+            keys, values = numbers(at.BLOCK, head_dim), numbers(at.BLOCK, width)
+            queries, scores = numbers(count, head_dim), memory((count, at.BLOCK))
+            out = memory((count, stride // 4))
+            tiles = (at.TILE_DOT, at.TILE_DOT_WIDE) if dot else (at.TILE_F32, at.TILE_F32_WIDE)
+            kernels = (bench.kernels.table[tile] for tile in tiles)
+            shape = (head_dim, width, block, queries, queries.strides[0], rows, group, first, window)
+            bench.call(at.ATTEND_BLOCK, act, *kernels, keys, values, *shape, scores, out)
+            yield out
+            yield scores
+
+    return case
 
 
 def _partials(bench: Bench, count: int, width: int) -> Array:
@@ -303,18 +317,24 @@ def _gated_norm_head(bench: Bench) -> Iterator[Array]:
             yield out
 
 
-# One case a kernel but RUN_STEP, which needs a whole program.
-CASES: dict[str, Case] = {
+# For an instruction that rounds in a way of its own, where there is one.
+DOT_CASES: dict[str, Case] = {
+    "tile_dot": _tile_dot(at.TILE_DOT),
+    "tile_dot_wide": _tile_dot(at.TILE_DOT_WIDE, vectors=4),
+    "attend_block with dots": _attend_block(at.ACT_BF16),
+}
+
+# All kernels but RUN_STEP, which needs a whole program.
+CASES: dict[str, Case] = DOT_CASES | {
     "pack_panels": _pack,
     "tile_bf16": _tile(at.TILE_BF16, at.BF16),
     "tile_f16": _tile(at.TILE_F16, at.F16),
     "tile_f32": _tile(at.TILE_F32, at.FLOAT32),
-    "tile_dot": _tile_dot,
     "tile_f32_wide": _tile(at.TILE_F32_WIDE, at.FLOAT32, vectors=4),
     "norm_row": _norm_row,
     "rotate": _rotate,
     "silu_mul_tile": _silu_mul,
-    "attend_block": _attend_block,
+    "attend_block": _attend_block(at.ACT_F32, at.ACT_ROUNDED),
     "merge_partials": _merge_partials,
     "finish_head": _finish_head,
     "route_row": _route_row,

@@ -27,8 +27,8 @@ Prompt = Sequence[int]
 
 REPLY = 6
 CTX = 256
-# Tokens of the first turn and of what the second one adds. The longest passes an attention block of 64.
-LENGTHS = ((66, 21), (5, 3), (31, 40), (1, 1), (40, 2), (17, 30), (64, 7), (23, 64))
+# Tokens of the first turn and of what the second one adds. The longest passes an attention block of 128.
+LENGTHS = ((100, 30), (5, 3), (31, 40), (1, 1), (40, 2), (17, 30), (64, 7), (23, 64))
 
 
 class Cell(NamedTuple):

@@ -1,14 +1,27 @@
-// Softmax attention over fixed blocks of 64 absolute positions; see attention/numba_cpu.py.
+// Softmax attention over fixed blocks of absolute positions; see attention/numba_cpu.py.
 //
-// A block's keys of a head: [2][head_dim][32 positions] float32; values: [64 positions][value width] float32.
+// A block's keys of a head: [BLOCK/32][head_dim][32 positions] float32; values: [BLOCK][value width] float32.
+// As bfloat16: [BLOCK/32][head_dim/2][32 positions][2] and [BLOCK/2][value width][2 positions].
 #include "kernels.h"
 #include "vector.h"
 
-enum { BLOCK_VECTORS = AT_BLOCK / LANES };
+enum { BLOCK_VECTORS = AT_BLOCK / LANES, SCORE_BYTES = 4 * AT_BLOCK };
 
-#define FOLDED(parts, combine) combine(combine(parts[0], parts[1]), combine(parts[2], parts[3]))
+// The vectors of a block made one, neighbours first.
+#define FOLD(name, combine)                                                                 \
+    INLINE vf name(const vf parts[BLOCK_VECTORS])                                           \
+    {                                                                                       \
+        vf folded[BLOCK_VECTORS];                                                           \
+        memcpy(folded, parts, sizeof folded);                                               \
+        UNROLLED for (int step = 1; step < BLOCK_VECTORS; step *= 2)                        \
+            UNROLLED for (int i = 0; i < BLOCK_VECTORS; i += 2 * step)                      \
+                folded[i] = combine(folded[i], folded[i + step]);                           \
+        return folded[0];                                                                   \
+    }
+FOLD(fold_max, v_max)
+FOLD(fold_sum, v_add)
 
-// scores[0:64] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`.
+// scores[0:BLOCK] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`.
 static void softmax_block(int64_t scores, int64_t low, int64_t high, int64_t max_at)
 {
     vf parts[BLOCK_VECTORS];
@@ -17,7 +30,7 @@ static void softmax_block(int64_t scores, int64_t low, int64_t high, int64_t max
         vf part = v_load(scores + 64 * i);
         parts[i] = v_keep(low - LANES * i, high - LANES * i, part, -__builtin_inff());
     }
-    float top = v_largest(FOLDED(parts, v_max));
+    float top = v_largest(fold_max(parts));
     vf top_lanes = v_lanes(top);
     UNROLLED for (int i = 0; i < BLOCK_VECTORS; i++)
     {
@@ -26,7 +39,7 @@ static void softmax_block(int64_t scores, int64_t low, int64_t high, int64_t max
         v_store(scores + 64 * i, parts[i]);
     }
     store_f32(max_at, top);
-    store_f32(max_at + 4, v_sum(FOLDED(parts, v_add)));
+    store_f32(max_at + 4, v_sum(fold_sum(parts)));
 }
 
 static void merge(int64_t run, int64_t block, int64_t width)
@@ -67,29 +80,34 @@ void finish_head(int64_t act, int64_t run, int64_t width, int64_t gate, int64_t 
 
 // Partials of `rows` neighbouring positions (from `first`) times `group` query heads over one block.
 //
-// queries: float32[rows * group][head_dim]; scores: scratch float32[rows * group][64];
-// out: partials[rows * group]; tile, tile_wide: addresses of linear's float32 tiles. A `window` over 0
-// hides what lies so far back. Rows that see nothing of the block get a sum of zero.
+// queries: activations[rows * group][head_dim]; scores: scratch float32[rows * group][BLOCK];
+// out: partials[rows * group]; tile, tile_wide: addresses of linear's tiles for the activations. A
+// `window` over 0 hides what lies so far back. Rows that see nothing of the block get a sum of zero.
 void attend_block(
-    int64_t tile, int64_t tile_wide, int64_t keys, int64_t values, int64_t head_dim, int64_t value_width,
-    int64_t block, int64_t queries, int64_t query_stride, int64_t rows, int64_t group, int64_t first,
-    int64_t window, int64_t scores, int64_t out)
+    int64_t act, int64_t tile, int64_t tile_wide, int64_t keys, int64_t values, int64_t head_dim,
+    int64_t value_width, int64_t block, int64_t queries, int64_t query_stride, int64_t rows, int64_t group,
+    int64_t first, int64_t window, int64_t scores, int64_t out)
 {
     int64_t count = rows * group, start = block * AT_BLOCK;
     int64_t visible = smaller(AT_BLOCK, first + rows - start);
-    int64_t half = AT_PANEL * head_dim * 4;
+    int64_t panel_bytes = AT_PANEL * head_dim * act_bytes(act);
     kernel_8 narrow = (kernel_8)tile, wide = (kernel_8)tile_wide;
-    narrow(count, keys, 128, queries, query_stride, head_dim, scores, 256);
-    if (visible > AT_PANEL)
-        narrow(count, keys + half, 128, queries, query_stride, head_dim, scores + 128, 256);
+    for (int64_t column = 0; column < visible; column += AT_PANEL)
+        narrow(
+            count, keys + column / AT_PANEL * panel_bytes, AT_PANEL * 4, queries, query_stride, head_dim,
+            scores + 4 * column, SCORE_BYTES);
     int64_t stride = partial_bytes(value_width), maxima = out + value_width * 4;
     // The row r of the run sees columns back + r <= column < ahead + r of the block.
     int64_t ahead = first + 1 - start, back = window > 0 ? ahead - window : -(1 << 30);
     for (int64_t i = 0; i < count; i++)
-        softmax_block(scores + i * 256, back + i / group, ahead + i / group, maxima + i * stride);
+        softmax_block(scores + i * SCORE_BYTES, back + i / group, ahead + i / group, maxima + i * stride);
+    if (act != AT_ACT_F32)
+        for (int64_t i = 0; i < count; i++)
+            scale_into(act, scores + i * SCORE_BYTES, ONE_BITS, scores + i * SCORE_BYTES, BLOCK_VECTORS);
+    if (act == AT_ACT_BF16) visible = round_up(visible, 2);
     int64_t column = 0;
     for (; column + 2 * AT_PANEL <= value_width; column += 2 * AT_PANEL)
-        wide(count, values + column * 4, value_width * 4, scores, 256, visible, out + column * 4, stride);
+        wide(count, values + column * 4, value_width * 4, scores, SCORE_BYTES, visible, out + column * 4, stride);
     if (column < value_width)
-        narrow(count, values + column * 4, value_width * 4, scores, 256, visible, out + column * 4, stride);
+        narrow(count, values + column * 4, value_width * 4, scores, SCORE_BYTES, visible, out + column * 4, stride);
 }

@@ -1,10 +1,12 @@
-"""Softmax attention over fixed blocks of 64 absolute positions.
+"""Softmax attention over fixed blocks of absolute positions.
 
 A block's partial result for one query is {acc[value width], max, sum}; partials are merged in block order
 (the online softmax of Milakov and Gimelshein, 2018, as FlashAttention uses it). Blocks start at
 absolute positions, so chunking, batching and the number of threads never change the order of a sum.
 
-A block's keys of a head: [2][head_dim][32 positions] float32; values: [64 positions][value width] float32.
+A block's keys of a head: [BLOCK/32][head_dim][32 positions] float32; values: [BLOCK][value width] float32.
+As bfloat16, for the instruction that adds two products at a time: [BLOCK/32][head_dim/2][32 positions][2]
+and [BLOCK/2][value width][2 positions].
 """
 
 from llvmlite import ir
@@ -13,9 +15,12 @@ from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import call, kernel, routine
+from caldrix_kernels.linear.numba_cpu import act_bytes
+from caldrix_kernels.rope.numba_cpu import ONE_BITS, scale_into
 from caldrix_kernels.step.layout import ACT_BF16, ACT_BYTES, ACT_F32, ACT_ROUNDED, BLOCK, PANEL
 
 BLOCK_VECTORS = BLOCK // v.LANES
+SCORE_BYTES = 4 * BLOCK  # of one query
 
 
 def _softmax(builder, vectors, limits=None):
@@ -35,7 +40,9 @@ def _softmax(builder, vectors, limits=None):
         masked.append(parts)
 
     def folded(parts, combine):
-        return combine(combine(parts[0], parts[1]), combine(parts[2], parts[3]))
+        while len(parts) > 1:
+            parts = [combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
 
     tops = [folded(parts, lambda a, b: v.maximum(builder, a, b)) for parts in masked]
     tops = [v.reduce(builder, top, lambda a, b: v.maximum(builder, a, b)) for top in tops]
@@ -69,7 +76,7 @@ def _within(builder, low, high):
 
 @intrinsic
 def softmax_block(typing, scores, low, high, max_at):
-    """scores[0:64] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`."""
+    """scores[0:BLOCK] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`."""
 
     def codegen(context, builder, signature, arguments):
         scores, low, high, max_at = arguments
@@ -79,34 +86,31 @@ def softmax_block(typing, scores, low, high, max_at):
     return types.void(*[types.int64] * 4), codegen
 
 
-def _four(builder, scores, max_at, stride):
-    return [
-        (v.offset(builder, scores, 256 * i), builder.add(max_at, builder.mul(v.const(i), stride)))
-        for i in range(4)
-    ]
+def _pair(builder, scores, max_at, stride):
+    return [(scores, max_at), (v.offset(builder, scores, SCORE_BYTES), builder.add(max_at, stride))]
 
 
 @intrinsic
 def softmax_blocks(typing, scores, low, high, max_at, stride):
-    """Four of them: `low` and `high` are tuples, scores lie 256 bytes apart, the maxima `stride` bytes."""
+    """Two of them: `low` and `high` are tuples, the maxima lie `stride` bytes apart."""
 
     def codegen(context, builder, signature, arguments):
         scores, low, high, max_at, stride = arguments
-        limits = [(builder.extract_value(low, i), builder.extract_value(high, i)) for i in range(4)]
-        _softmax(builder, _four(builder, scores, max_at, stride), limits)
+        limits = [(builder.extract_value(low, i), builder.extract_value(high, i)) for i in range(2)]
+        _softmax(builder, _pair(builder, scores, max_at, stride), limits)
         return context.get_dummy_value()
 
-    four = types.UniTuple(types.int64, 4)
-    return types.void(types.int64, four, four, types.int64, types.int64), codegen
+    two = types.UniTuple(types.int64, 2)
+    return types.void(types.int64, two, two, types.int64, types.int64), codegen
 
 
 @intrinsic
 def softmax_whole_blocks(typing, scores, max_at, stride):
-    """Four of them that see the whole block."""
+    """Two of them that see the whole block."""
 
     def codegen(context, builder, signature, arguments):
         scores, max_at, stride = arguments
-        _softmax(builder, _four(builder, scores, max_at, stride))
+        _softmax(builder, _pair(builder, scores, max_at, stride))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
@@ -216,8 +220,9 @@ def partial_bytes(value_width):
     return value_width * 4 + 64
 
 
-@kernel(15)
+@kernel(16)
 def attend_block(
+    act,
     tile,
     tile_wide,
     keys,
@@ -236,17 +241,17 @@ def attend_block(
 ):
     """Partials of `rows` neighbouring positions (from `first`) times `group` query heads over one block.
 
-    queries: float32[rows * group][head_dim]; scores: scratch float32[rows * group][64];
-    out: partials[rows * group]; tile, tile_wide: addresses of linear's float32 tiles. A `window` over 0
-    hides what lies so far back. Rows that see nothing of the block get a sum of zero.
+    queries: activations[rows * group][head_dim]; scores: scratch float32[rows * group][BLOCK];
+    out: partials[rows * group]; tile, tile_wide: addresses of linear's tiles for the activations. A
+    `window` over 0 hides what lies so far back. Rows that see nothing of the block get a sum of zero.
     """
     count = rows * group
     start = block * BLOCK
     visible = min(BLOCK, first + rows - start)
-    half = PANEL * head_dim * 4
-    call(tile, (count, keys, 128, queries, query_stride, head_dim, scores, 256))
-    if visible > PANEL:
-        call(tile, (count, keys + half, 128, queries, query_stride, head_dim, scores + 128, 256))
+    panel_bytes = PANEL * head_dim * act_bytes(act)
+    for panel in range((visible + PANEL - 1) // PANEL):
+        place, target = keys + panel * panel_bytes, scores + panel * PANEL * 4
+        call(tile, (count, place, PANEL * 4, queries, query_stride, head_dim, target, SCORE_BYTES))
     stride = partial_bytes(value_width)
     maxima = out + value_width * 4
     # The row r of the run sees columns back + r <= column < ahead + r of the block.
@@ -254,25 +259,27 @@ def attend_block(
     back = ahead - window if window > 0 else -(1 << 30)
     i = 0
     if ahead >= BLOCK and back + rows <= 1:
-        while i + 4 <= count:
-            softmax_whole_blocks(scores + i * 256, maxima + i * stride, stride)
-            i += 4
-    while i + 4 <= count:
-        a, b, c, d = i // group, (i + 1) // group, (i + 2) // group, (i + 3) // group
-        low = (back + a, back + b, back + c, back + d)
-        softmax_blocks(
-            scores + i * 256, low, (ahead + a, ahead + b, ahead + c, ahead + d), maxima + i * stride, stride
-        )
-        i += 4
-    while i < count:
+        while i + 2 <= count:
+            softmax_whole_blocks(scores + i * SCORE_BYTES, maxima + i * stride, stride)
+            i += 2
+    while i + 2 <= count:
+        a, b = i // group, (i + 1) // group
+        low, high = (back + a, back + b), (ahead + a, ahead + b)
+        softmax_blocks(scores + i * SCORE_BYTES, low, high, maxima + i * stride, stride)
+        i += 2
+    if i < count:
         row = i // group
-        softmax_block(scores + i * 256, back + row, ahead + row, maxima + i * stride)
-        i += 1
+        softmax_block(scores + i * SCORE_BYTES, back + row, ahead + row, maxima + i * stride)
+    if act != ACT_F32:
+        for i in range(count):
+            place = scores + i * SCORE_BYTES
+            scale_into(act, place, ONE_BITS, place, BLOCK_VECTORS)
+    if act == ACT_BF16:
+        visible = (visible + 1) & ~1
     column = 0
-    while column + 2 * PANEL <= value_width:
-        place = values + column * 4
-        call(tile_wide, (count, place, value_width * 4, scores, 256, visible, out + column * 4, stride))
-        column += 2 * PANEL
-    if column < value_width:
-        place = values + column * 4
-        call(tile, (count, place, value_width * 4, scores, 256, visible, out + column * 4, stride))
+    while column < value_width:
+        place, target = values + column * 4, out + column * 4
+        wide = column + 2 * PANEL <= value_width
+        product = tile_wide if wide else tile
+        call(product, (count, place, value_width * 4, scores, SCORE_BYTES, visible, target, stride))
+        column += 2 * PANEL if wide else PANEL

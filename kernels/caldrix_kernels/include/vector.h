@@ -21,6 +21,13 @@
 #define REGISTER_LANES 4
 #endif
 
+// Instructions that narrow to bfloat16 and multiply it.
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#define HAS_BF16 1
+#else
+#define HAS_BF16 0
+#endif
+
 enum { LANES = 16, PARTS = LANES / REGISTER_LANES };
 
 typedef float reg __attribute__((vector_size(4 * REGISTER_LANES)));
@@ -251,6 +258,13 @@ INLINE void store_activation(int64_t address, vf value, int64_t act)
         v_store(address, value);
         return;
     }
+#if HAS_BF16
+    if (act == AT_ACT_BF16) {
+        __m256bh halves = _mm512_cvtneps_pbh(value.part[0]);
+        memcpy((void *)address, &halves, sizeof halves);
+        return;
+    }
+#endif
     EACH_PART
     {
         ireg bits = (ireg)value.part[p];
@@ -264,9 +278,6 @@ INLINE void store_activation(int64_t address, vf value, int64_t act)
         }
     }
 }
-
-// Bytes of one stored activation.
-INLINE int64_t act_bytes(int64_t act) { return act == AT_ACT_BF16 ? 2 : 4; }
 
 // The sum of x[0:width]**2, float32; width a multiple of 16. Sixteen partial sums, then the tree.
 INLINE float sum_of_squares(int64_t x, int64_t width)

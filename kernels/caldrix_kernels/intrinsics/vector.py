@@ -5,7 +5,8 @@ two; either way each lane sees the same operations in the same order, so the bit
 """
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
+from numba.core import config
 from numba.core.cgutils import get_or_insert_function
 
 from caldrix_kernels.step.layout import ACT_BF16, ACT_F32
@@ -38,6 +39,19 @@ class BFloat(ir.Type):  # type: ignore[misc]
 
 
 VBF = ir.VectorType(BFloat(), 2 * LANES)
+VBF16 = ir.VectorType(BFloat(), LANES)
+
+
+def _host_has(feature):
+    """Whether code is compiled for a CPU with this LLVM feature."""
+    if config.CPU_FEATURES is not None:
+        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    return bool(binding.get_host_cpu_features().get(feature, False))
+
+
+WIDE = _host_has("avx512f")
+# Instructions that narrow to bfloat16 and multiply it.
+HAS_BF16 = WIDE and _host_has("avx512bf16")
 
 
 def const(value):
@@ -190,6 +204,11 @@ def round_to_bf16(builder, vector):
 def store_activation(builder, vector, address, act):
     if act == ACT_F32:
         store(builder, vector, address)
+        return
+    if act == ACT_BF16 and HAS_BF16:
+        kind = ir.FunctionType(VBF16, [VF])
+        narrow = get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.cvtneps2bf16.512")
+        store(builder, builder.call(narrow, [vector]), address, align=2)
         return
     bits = round_to_bf16(builder, vector)
     if act == ACT_BF16:

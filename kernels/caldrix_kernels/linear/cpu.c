@@ -2,13 +2,7 @@
 #include "kernels.h"
 #include "vector.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BF16__)
-#define HAS_BF16_DOT 1
-#else
-#define HAS_BF16_DOT 0
-#endif
-
-EXPORTED const int64_t has_bf16_dot = HAS_BF16_DOT;
+EXPORTED const int64_t has_bf16_dot = HAS_BF16;
 
 // Thirty-two wide registers hold the sums of twelve rows; sixteen narrower ones those of three.
 enum { WIDE = REGISTER_LANES == 16, DOT = AT_FLOAT32 + 1 };
@@ -57,16 +51,16 @@ INLINE void fma_step(
     }
 }
 
-#if HAS_BF16_DOT
-INLINE void dot_step(int rows, int64_t w, const int64_t x_rows[3], int64_t x_stride, reg *sums)
+#if HAS_BF16
+INLINE void dot_step(int rows, int count, int64_t w, const int64_t x_rows[3], int64_t x_stride, reg *sums)
 {
-    __m512bh weights[2];
-    memcpy(weights, (const void *)w, sizeof weights);
+    __m512bh weights[4];
+    memcpy(weights, (const void *)w, (size_t)count * sizeof *weights);
     UNROLLED for (int m = 0; m < rows; m++)
     {
         __m512bh pair = (__m512bh)_mm512_set1_epi32((int32_t)load_u32(ROW(m)));
-        UNROLLED for (int i = 0; i < 2; i++)
-            sums[2 * m + i] = _mm512_dpbf16_ps(sums[2 * m + i], weights[i], pair);
+        UNROLLED for (int i = 0; i < count; i++)
+            sums[count * m + i] = _mm512_dpbf16_ps(sums[count * m + i], weights[i], pair);
     }
 }
 #endif
@@ -85,8 +79,8 @@ INLINE void panel(
     UNROLLED for (int i = 0; i < rows * count; i++) sums[i] = reg_broadcast(0.0f);
     int64_t x_rows[3] = {x, x + 4 * x_stride, x + 8 * x_stride};
     for (int64_t steps = columns / per_step; steps > 0; steps--) {
-#if HAS_BF16_DOT
-        if (form == DOT) dot_step(rows, w, x_rows, x_stride, sums);
+#if HAS_BF16
+        if (form == DOT) dot_step(rows, count, w, x_rows, x_stride, sums);
 #endif
         if (form != DOT) fma_step(form, 0, rows, count, w, x_rows, x_stride, sums);
         if (form == AT_BF16) fma_step(form, 1, rows, count, w, x_rows, x_stride, sums);
@@ -127,30 +121,38 @@ TILE(tile_bf16, AT_BF16)
 TILE(tile_f16, AT_F16)
 TILE(tile_f32, AT_FLOAT32)
 
-#if HAS_BF16_DOT
+// 64 outputs a row instead of 32: a row of values is read whole, in one stream.
+#define WIDE_TILE(name, form)                                                           \
+    void name(                                                                          \
+        int64_t rows, int64_t w, int64_t step, int64_t x, int64_t x_stride, int64_t columns, int64_t out, \
+        int64_t out_stride)                                                             \
+    {                                                                                   \
+        if (WIDE) {                                                                     \
+            MEET(6, form, 4)                                                            \
+            MEET(3, form, 4)                                                            \
+            MEET(2, form, 4)                                                            \
+        }                                                                               \
+        MEET(1, form, 4)                                                                \
+    }
+
+WIDE_TILE(tile_f32_wide, AT_FLOAT32)
+
+#if HAS_BF16
 TILE(tile_dot, DOT)
+WIDE_TILE(tile_dot_wide, DOT)
 #else
 // Never called: has_bf16_dot is 0.
-void tile_dot(
-    int64_t rows, int64_t w, int64_t step, int64_t x, int64_t x_stride, int64_t columns, int64_t out,
-    int64_t out_stride)
-{
-    (void)rows, (void)w, (void)step, (void)x, (void)x_stride, (void)columns, (void)out, (void)out_stride;
-}
-#endif
-
-// 64 outputs a row instead of 32: a row of values is read whole, in one stream.
-void tile_f32_wide(
-    int64_t rows, int64_t w, int64_t step, int64_t x, int64_t x_stride, int64_t columns, int64_t out,
-    int64_t out_stride)
-{
-    if (WIDE) {
-        MEET(6, AT_FLOAT32, 4)
-        MEET(3, AT_FLOAT32, 4)
-        MEET(2, AT_FLOAT32, 4)
+#define NO_TILE(name)                                                                   \
+    void name(                                                                          \
+        int64_t rows, int64_t w, int64_t step, int64_t x, int64_t x_stride, int64_t columns, int64_t out, \
+        int64_t out_stride)                                                             \
+    {                                                                                   \
+        (void)rows, (void)w, (void)step, (void)x, (void)x_stride, (void)columns, (void)out, (void)out_stride; \
     }
-    MEET(1, AT_FLOAT32, 4)
-}
+
+NO_TILE(tile_dot)
+NO_TILE(tile_dot_wide)
+#endif
 
 // --- epilogues ----------------------------------------------------------------------------------------
 

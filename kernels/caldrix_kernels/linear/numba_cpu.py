@@ -8,30 +8,20 @@ Panel layouts, K columns (even, zero padded):
 
     BF16  [K/2][2 vectors][16 rows][2 k]   a 32-bit lane holds two neighbouring k of one row
     F16   [K][32 rows]
-    F32   [K][32 rows]                     also the keys and values of attention, with any stride
+    F32   [K][32 rows]
+
+The keys and values of attention are such panels too, with any stride: of F32, or of BF16 for form "dot".
 """
 
 from llvmlite import ir
 from numba import types
-from numba.core import config
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
-from caldrix_kernels.intrinsics.jit import kernel
-
-
-def _host_has(feature):
-    """Whether code is compiled for a CPU with this LLVM feature."""
-    if config.CPU_FEATURES is not None:
-        return f"+{feature}" in config.CPU_FEATURES.split(",")
-    from llvmlite import binding
-
-    return bool(binding.get_host_cpu_features().get(feature, False))
-
-
-WIDE = _host_has("avx512f")
-HAS_BF16_DOT = WIDE and _host_has("avx512bf16")
+from caldrix_kernels.intrinsics.jit import kernel, routine
+from caldrix_kernels.intrinsics.vector import HAS_BF16, WIDE
+from caldrix_kernels.step.layout import ACT_BF16
 
 
 def _bf16_step(builder, weights, count):
@@ -118,22 +108,31 @@ def _dot_step(builder, form, weights, inputs, x_offset, accumulators):
     accumulators = list(accumulators)
     kind = ir.FunctionType(v.VF, [v.VF, v.VBF, v.VBF])
     dot = get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-    vectors = [v.load(builder, v.offset(builder, weights, 64 * i), v.VBF, 64) for i in range(2)]
+    count = len(accumulators) // len(inputs)
+    vectors = [v.load(builder, v.offset(builder, weights, 64 * i), v.VBF, 64) for i in range(count)]
     for m, row in enumerate(inputs):
         pair = v.load(builder, builder.add(row, x_offset), v.I32)
         pair = builder.bitcast(v.broadcast(builder, pair, v.VI), v.VBF)
-        for i in range(2):
-            accumulators[2 * m + i] = builder.call(dot, [accumulators[2 * m + i], vectors[i], pair])
+        for i in range(count):
+            place = count * m + i
+            accumulators[place] = builder.call(dot, [accumulators[place], vectors[i], pair])
     return accumulators
 
 
 _bf16_1, _bf16_2, _bf16_3 = make_panel(1, "bf16", unroll=2), make_panel(2, "bf16"), make_panel(3, "bf16")
 _bf16_4, _bf16_8, _bf16_12 = make_panel(4, "bf16"), make_panel(8, "bf16"), make_panel(12, "bf16")
-_dot_1, _dot_4, _dot_12 = make_panel(1, "dot", unroll=2), make_panel(4, "dot"), make_panel(12, "dot")
+_dot_1, _dot_4, _dot_12 = (make_panel(rows, "dot") for rows in (1, 4, 12))
 _f16_1, _f16_3, _f16_4, _f16_12 = (make_panel(rows, "f16") for rows in (1, 3, 4, 12))
 _f32_1, _f32_2, _f32_3, _f32_4, _f32_8, _f32_12 = (make_panel(rows, "f32") for rows in (1, 2, 3, 4, 8, 12))
 
 _wide_1, _wide_2, _wide_3, _wide_6 = (make_panel(rows, "f32", vectors=4) for rows in (1, 2, 3, 6))
+_wide_dot_1, _wide_dot_3, _wide_dot_6 = (make_panel(rows, "dot", vectors=4) for rows in (1, 3, 6))
+
+@routine("int64(int64)")
+def act_bytes(act):
+    """Bytes of one stored activation, the x of a tile."""
+    return 2 if act == ACT_BF16 else 4
+
 
 # The tiles meet any row count greedily: sixteen 256-bit registers hold three rows of accumulators,
 # thirty-two 512-bit ones twelve. A row's own arithmetic does not depend on the split.
@@ -162,7 +161,7 @@ def tile_bf16(rows, w, step, x, x_stride, columns, out, out_stride):
 
 @kernel(8)
 def tile_dot(rows, w, step, x, x_stride, columns, out, out_stride):
-    if HAS_BF16_DOT:
+    if HAS_BF16:
         while rows >= 12:
             _dot_12(w, step, x, x_stride, columns, out, out_stride)
             x, out, rows = x + 12 * x_stride, out + 12 * out_stride, rows - 12
@@ -228,6 +227,20 @@ def tile_f32_wide(rows, w, step, x, x_stride, columns, out, out_stride):
     while rows >= 1:
         _wide_1(w, step, x, x_stride, columns, out, out_stride)
         x, out, rows = x + x_stride, out + out_stride, rows - 1
+
+
+@kernel(8)
+def tile_dot_wide(rows, w, step, x, x_stride, columns, out, out_stride):
+    if HAS_BF16:
+        while rows >= 6:
+            _wide_dot_6(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 6 * x_stride, out + 6 * out_stride, rows - 6
+        while rows >= 3:
+            _wide_dot_3(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + 3 * x_stride, out + 3 * out_stride, rows - 3
+        while rows >= 1:
+            _wide_dot_1(w, step, x, x_stride, columns, out, out_stride)
+            x, out, rows = x + x_stride, out + out_stride, rows - 1
 
 
 @intrinsic

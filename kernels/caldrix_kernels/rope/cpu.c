@@ -31,8 +31,10 @@ void rotate(int64_t head, int64_t table, int64_t rotary_dim)
     }
 }
 
-void scale_into(int64_t source, int64_t scale_bits, int64_t out, int64_t count)
+void scale_into(int64_t act, int64_t source, int64_t scale_bits, int64_t out, int64_t count)
 {
     vf scale = v_lanes(bits_to_float((uint32_t)scale_bits));
-    for (int64_t at = 0; at < 64 * count; at += 64) v_store(out + at, v_mul(v_load(source + at), scale));
+    int64_t size = LANES * act_bytes(act);
+    for (int64_t i = 0; i < count; i++)
+        store_activation(out + i * size, v_mul(v_load(source + 64 * i), scale), act);
 }

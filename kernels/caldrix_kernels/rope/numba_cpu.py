@@ -7,8 +7,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
-from caldrix_kernels.intrinsics.jit import kernel
+from caldrix_kernels.intrinsics.jit import kernel, routine
 from caldrix_kernels.intrinsics.memory import load_f32, store_f32
+from caldrix_kernels.step.layout import ACT_BF16, ACT_BYTES, ACT_F32, ACT_ROUNDED
+
+ONE_BITS = 0x3F800000
 
 
 @intrinsic
@@ -50,21 +53,39 @@ def rotate(head, table, rotary_dim):
         store_f32(head + 4 * (half + i), b * cos + a * sin)
 
 
-@intrinsic
-def scale_into(typing, source, scale_bits, out, count):
-    """out[0:16 * count] = source[0:16 * count] * scale, the scale as float32 bits; count >= 1."""
+def _make_scale(act):
+    @intrinsic
+    def scale(typing, source, scale_bits, out, count):
+        def codegen(context, builder, signature, arguments):
+            source, scale_bits, out, count = arguments
+            scale = builder.bitcast(builder.trunc(scale_bits, v.I32), v.F32)
+            scale = v.broadcast(builder, scale, v.VF)
 
-    def codegen(context, builder, signature, arguments):
-        source, scale_bits, out, count = arguments
-        scale = builder.bitcast(builder.trunc(scale_bits, v.I32), v.F32)
-        scale = v.broadcast(builder, scale, v.VF)
+            def body(index, _):
+                value = v.load(builder, builder.add(source, builder.mul(index, v.const(64))), v.VF)
+                target = builder.add(out, builder.mul(index, v.const(16 * ACT_BYTES[act])))
+                v.store_activation(builder, builder.fmul(value, scale), target, act)
 
-        def body(index, _):
-            at = builder.mul(index, v.const(64))
-            value = v.load(builder, builder.add(source, at), v.VF)
-            v.store(builder, builder.fmul(value, scale), builder.add(out, at))
+            v.counted_loop(builder, count, body)
+            return context.get_dummy_value()
 
-        v.counted_loop(builder, count, body)
-        return context.get_dummy_value()
+        return types.void(*[types.int64] * 4), codegen
 
-    return types.void(*[types.int64] * 4), codegen
+    return scale
+
+
+_scale_f32, _scale_bf16, _scale_rounded = (_make_scale(act) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED))
+
+
+@routine("void(int64, int64, int64, int64, int64)")
+def scale_into(act, source, scale_bits, out, count):
+    """out[0:16 * count] = source[0:16 * count] * scale, stored as an activation; count >= 1.
+
+    The scale is given as float32 bits. `out` may be `source`.
+    """
+    if act == ACT_F32:
+        _scale_f32(source, scale_bits, out, count)
+    elif act == ACT_BF16:
+        _scale_bf16(source, scale_bits, out, count)
+    else:
+        _scale_rounded(source, scale_bits, out, count)

@@ -87,6 +87,7 @@ EXPORTED void (*const kernel_table[])(void) = {
     ENTRY(AT_TILE_F32, tile_f32),
     ENTRY(AT_TILE_DOT, tile_dot),
     ENTRY(AT_TILE_F32_WIDE, tile_f32_wide),
+    ENTRY(AT_TILE_DOT_WIDE, tile_dot_wide),
     ENTRY(AT_NORM_ROW, norm_row),
     ENTRY(AT_ROTATE, rotate),
     ENTRY(AT_SILU_MUL_TILE, silu_mul_tile),

@@ -70,6 +70,7 @@ CONTROL_BYTES = 1024
     TILE_F32,
     TILE_DOT,
     TILE_F32_WIDE,
+    TILE_DOT_WIDE,
     NORM_ROW,
     ROTATE,
     SILU_MUL_TILE,
@@ -85,7 +86,7 @@ CONTROL_BYTES = 1024
     NORMALISE_HEAD,
     DELTA_HEAD,
     GATED_NORM_HEAD,
-) = range(20)
+) = range(21)
 
 # --- ops --------------------------------------------------------------------------------------------
 (
@@ -189,7 +190,7 @@ PANEL = 32  # output rows of a weight panel
 TILE_ROWS = 12  # most input rows that meet a panel at once
 ROW_BLOCK = 11 * TILE_ROWS  # rows of a linear's item
 RUN_QUERIES = 24  # queries that share the reading of a block of keys and values, unless a group has more
-BLOCK = 64  # positions of an attention block
+BLOCK = 128  # positions of an attention block
 SMALL_ROWS = 8  # up to this many rows every thread norms for itself instead of meeting at a barrier
 SPLIT_ROWS = 16  # up to this many rows attention is split over blocks
 
@@ -212,7 +213,8 @@ def state_bytes(kv_heads: int, head_dim: int) -> int:
 
     A sequence's state is a row of blocks of BLOCK positions; a block holds all layers, so that memory is
     touched densely as the sequence grows. Within a layer: per head keys [BLOCK/32][head_dim][32], then per
-    head values [BLOCK][value width].
+    head values [BLOCK][value width]. Steps that store activations as ACT_BF16 keep pairs of bfloat16 and
+    need half of it: keys [BLOCK/32][head_dim/2][32][2], values [BLOCK/2][value width][2].
     """
     return kv_heads * BLOCK * (head_dim + round_up(head_dim, PANEL)) * 4
 

@@ -11,10 +11,11 @@ from caldrix_kernels.experts.numba_cpu import combine_row, route_row
 from caldrix_kernels.gated_rmsnorm.numba_cpu import gated_norm_head
 from caldrix_kernels.intrinsics.jit import kernel, routine
 from caldrix_kernels.intrinsics.memory import atomic_load, store_i64
+from caldrix_kernels.intrinsics.vector import HAS_BF16
 from caldrix_kernels.linear.numba_cpu import (
-    HAS_BF16_DOT,
     tile_bf16,
     tile_dot,
+    tile_dot_wide,
     tile_f16,
     tile_f32,
     tile_f32_wide,
@@ -159,7 +160,7 @@ def compiled() -> dict[str, Any]:
         "pack_panels": pack_panels.ctypes,
         "publish_and_run": publish_and_run,
         "pool_thread": pool_thread,
-        "bf16_dot": HAS_BF16_DOT,
+        "bf16_dot": HAS_BF16,
     }
 
 
@@ -169,6 +170,7 @@ KERNELS = {
     at.TILE_F32: tile_f32,
     at.TILE_DOT: tile_dot,
     at.TILE_F32_WIDE: tile_f32_wide,
+    at.TILE_DOT_WIDE: tile_dot_wide,
     at.NORM_ROW: norm_row,
     at.ROTATE: rotate,
     at.SILU_MUL_TILE: silu_mul_tile,

@@ -27,29 +27,57 @@ static void turn_head(int64_t step, int64_t row, int64_t head, int64_t position,
     ((kernel_3)kernel_at(step, AT_ROTATE))(source, table, rotary_dim);
 }
 
+// Whether row m is the last of its sequence in this step: rows of a sequence stand together.
+static int ends_sequence(int64_t step, int64_t m)
+{
+    return m + 1 == word(step, AT_ROWS) || entry(step, AT_SLOTS, m + 1) != entry(step, AT_SLOTS, m);
+}
+
+// Values of position `place` of a block, bfloat16[width], beside those of the position it is paired with.
+//
+// An even `last` position has no partner yet: a zero, for what stood there before may be no number.
+static void place_pairs(int64_t source, int64_t out, int64_t place, int64_t width, int last)
+{
+    out += place / 2 * width * 4;
+    if (place % 2 == 0 && last) {
+        for (int64_t i = 0; i < width; i++) store_u32(out + 4 * i, load_u16(source + 2 * i));
+        return;
+    }
+    out += place % 2 * 2;
+    for (int64_t i = 0; i < width; i++) store_u16(out + 4 * i, load_u16(source + 2 * i));
+}
+
 // Send row m of a finished q, k or v head where attention reads it: q roped and scaled, k roped.
 static void place_head(int64_t step, int64_t row, int64_t head, int64_t m, int64_t source)
 {
     int64_t q_heads = word(row, AT_Q_HEADS), kv_heads = word(row, AT_KV_HEADS);
     int64_t head_dim = word(row, AT_HEAD_DIM), position = entry(step, AT_POSITIONS, m);
+    int64_t act = word(step, AT_ACT), size = act_bytes(act);
     if (head < q_heads + kv_heads) turn_head(step, row, head, position, source);
     if (head < q_heads) {
         int64_t group = group_of(row);
         int64_t vectors = ((head / group) * word(step, AT_MAX_ROWS) + m) * group + head % group;
         int64_t out = address_at(step, word(row, AT_TARGET)) + vectors * word(row, AT_TARGET_STRIDE);
-        scale_into(source, word(row, AT_SCALE), out, (head_dim + 15) >> 4);
+        scale_into(act, source, word(row, AT_SCALE), out, (head_dim + 15) >> 4);
         return;
     }
     int64_t state = state_of(step, row, m, position / AT_BLOCK), place = position % AT_BLOCK;
     if (head < q_heads + kv_heads) {
-        int64_t out = state + (head - q_heads) * AT_BLOCK * head_dim * 4;
-        out += place / AT_PANEL * (AT_PANEL * 4) * head_dim + place % AT_PANEL * 4;
-        for (int64_t i = 0; i < head_dim; i++) store_f32(out + i * AT_PANEL * 4, load_f32(source + 4 * i));
+        int64_t out = state + (head - q_heads) * AT_BLOCK * head_dim * size;
+        out += place / AT_PANEL * (AT_PANEL * size) * head_dim + place % AT_PANEL * 4;
+        scale_into(act, source, ONE_BITS, source, (head_dim + 15) >> 4);
+        for (int64_t i = 0; i < head_dim * size / 4; i++)
+            store_u32(out + i * AT_PANEL * 4, load_u32(source + 4 * i));
         return;
     }
-    int64_t values = state + kv_heads * AT_BLOCK * head_dim * 4, width = value_width_of(row);
-    int64_t out = values + ((head - q_heads - kv_heads) * AT_BLOCK + place) * width * 4;
-    memcpy((void *)out, (const void *)source, 4 * (size_t)width);
+    int64_t width = value_width_of(row);
+    int64_t out = state + (kv_heads * head_dim + (head - q_heads - kv_heads) * width) * AT_BLOCK * size;
+    if (act == AT_ACT_BF16) {
+        scale_into(act, source, ONE_BITS, source, width >> 4);
+        place_pairs(source, out, place, width, ends_sequence(step, m));
+    } else {
+        scale_into(act, source, ONE_BITS, out + place * width * 4, width >> 4);
+    }
 }
 
 int64_t head_items(int64_t step, int64_t row)
@@ -80,7 +108,7 @@ void head_item(int64_t step, int64_t thread, int64_t row, int64_t item)
 static void finish_row(int64_t step, int64_t row, int64_t m, int64_t kv_head, int64_t partials, int64_t spare)
 {
     int64_t head_dim = word(row, AT_HEAD_DIM), group = group_of(row), width = value_width_of(row);
-    int64_t act = word(step, AT_ACT), size = act == AT_ACT_BF16 ? 2 : 4, gates = 0;
+    int64_t act = word(step, AT_ACT), size = act_bytes(act), gates = 0;
     kernel_6 finish_one = (kernel_6)kernel_at(step, AT_FINISH_HEAD);
     int64_t out = address_at(step, word(row, AT_TARGET)) + m * word(row, AT_TARGET_STRIDE);
     if (word(row, AT_GATE) != 0) gates = address_at(step, word(row, AT_GATE)) + m * word(row, AT_GATE_STRIDE);
@@ -105,13 +133,16 @@ static void attend(
 {
     int64_t head_dim = word(row, AT_HEAD_DIM), group = group_of(row), width = value_width_of(row);
     int64_t state = state_of(step, row, m, block);
-    int64_t keys = state + kv_head * AT_BLOCK * head_dim * 4;
-    int64_t values = state + (word(row, AT_KV_HEADS) * head_dim + kv_head * width) * AT_BLOCK * 4;
+    int64_t act = word(step, AT_ACT), size = act_bytes(act), dot = act == AT_ACT_BF16;
+    int64_t keys = state + kv_head * AT_BLOCK * head_dim * size;
+    int64_t values = state + (word(row, AT_KV_HEADS) * head_dim + kv_head * width) * AT_BLOCK * size;
     int64_t stride = word(row, AT_SOURCE_STRIDE), queries = address_at(step, word(row, AT_SOURCE));
     queries += (kv_head * word(step, AT_MAX_ROWS) + m) * group * stride;
-    ((kernel_15)kernel_at(step, AT_ATTEND_BLOCK))(
-        kernel_at(step, AT_TILE_F32), kernel_at(step, AT_TILE_F32_WIDE), keys, values, head_dim, width, block,
-        queries, stride, count, group, first, word(row, AT_WINDOW), scores, out);
+    int64_t tile = kernel_at(step, dot ? AT_TILE_DOT : AT_TILE_F32);
+    int64_t tile_wide = kernel_at(step, dot ? AT_TILE_DOT_WIDE : AT_TILE_F32_WIDE);
+    ((kernel_16)kernel_at(step, AT_ATTEND_BLOCK))(
+        act, tile, tile_wide, keys, values, head_dim, width, block, queries, stride, count, group, first,
+        word(row, AT_WINDOW), scores, out);
 }
 
 // The first block that the row at a position sees.

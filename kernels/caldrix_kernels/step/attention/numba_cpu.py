@@ -5,14 +5,14 @@ from caldrix_kernels.intrinsics.jit import call, routine
 from caldrix_kernels.intrinsics.memory import (
     atomic_add,
     atomic_store,
-    load_f32,
     load_i64,
     load_u16,
-    store_f32,
+    load_u32,
     store_u16,
+    store_u32,
 )
-from caldrix_kernels.linear.numba_cpu import add_bias
-from caldrix_kernels.rope.numba_cpu import scale_into
+from caldrix_kernels.linear.numba_cpu import act_bytes, add_bias
+from caldrix_kernels.rope.numba_cpu import ONE_BITS, scale_into
 from caldrix_kernels.schedule.numba_cpu import address, kernel_at, word
 from caldrix_kernels.step import layout as at
 from caldrix_kernels.step.dense.numba_cpu import (
@@ -33,7 +33,28 @@ from caldrix_kernels.step.layout import (
     TILE_ROWS,
 )
 
-ONE_BITS = 0x3F800000
+
+@routine("int64(int64, int64)")
+def ends_sequence(step, m):
+    """Whether row m is the last of its sequence in this step: rows of a sequence stand together."""
+    slots = word(step, at.SLOTS)
+    return m + 1 == word(step, at.ROWS) or load_i64(slots + 8 * m + 8) != load_i64(slots + 8 * m)
+
+
+@routine("void(int64, int64, int64, int64, int64)")
+def place_pairs(source, out, place, width, last):
+    """Values of position `place` of a block, bfloat16[width], beside those of the position it is paired with.
+
+    An even `last` position has no partner yet: a zero, for what stood there before may be no number.
+    """
+    out += place // 2 * width * 4
+    if place & 1 == 0 and last:
+        for i in range(width):
+            store_u32(out + 4 * i, load_u16(source + 2 * i))
+        return
+    out += place % 2 * 2
+    for i in range(width):
+        store_u16(out + 4 * i, load_u16(source + 2 * i))
 
 
 @routine("void(int64, int64, int64, int64, int64)")
@@ -51,24 +72,30 @@ def place_head(step, row, head, m, source):
             call(kernel_at(step, at.NORM_ROW), norm)
         table = address(step, word(row, at.ROPE_TABLE)) + position * rotary_dim * 4
         call(kernel_at(step, at.ROTATE), (source, table, rotary_dim))
+    act = word(step, at.ACT)
+    size = act_bytes(act)
     if head < q_heads:
         group = q_heads // kv_heads
         vectors = ((head // group) * word(step, at.MAX_ROWS) + m) * group + head % group
         out = address(step, word(row, at.TARGET)) + vectors * word(row, at.TARGET_STRIDE)
-        scale_into(source, word(row, at.SCALE), out, (head_dim + 15) >> 4)
+        scale_into(act, source, word(row, at.SCALE), out, (head_dim + 15) >> 4)
         return
     state = load_i64(word(step, at.SLOT_TABLE) + 8 * load_i64(word(step, at.SLOTS) + 8 * m))
     state += position // BLOCK * word(step, at.STATE_BLOCK) + word(row, at.STATE_OFFSET)
     place = position % BLOCK
     if head < q_heads + kv_heads:
-        out = state + (head - q_heads) * BLOCK * head_dim * 4
-        out += place // PANEL * (PANEL * 4) * head_dim + place % PANEL * 4
-        for i in range(head_dim):
-            store_f32(out + i * PANEL * 4, load_f32(source + 4 * i))
+        out = state + (head - q_heads) * BLOCK * head_dim * size
+        out += place // PANEL * (PANEL * size) * head_dim + place % PANEL * 4
+        scale_into(act, source, ONE_BITS, source, (head_dim + 15) >> 4)
+        for i in range(head_dim * size >> 2):
+            store_u32(out + i * PANEL * 4, load_u32(source + 4 * i))
         return
-    values = state + kv_heads * BLOCK * head_dim * 4
-    out = values + ((head - q_heads - kv_heads) * BLOCK + place) * value_width * 4
-    scale_into(source, ONE_BITS, out, value_width >> 4)
+    out = state + (kv_heads * head_dim + (head - q_heads - kv_heads) * value_width) * BLOCK * size
+    if act == ACT_BF16:
+        scale_into(act, source, ONE_BITS, source, value_width >> 4)
+        place_pairs(source, out, place, value_width, ends_sequence(step, m))
+    else:
+        scale_into(act, source, ONE_BITS, out + place * value_width * 4, value_width >> 4)
 
 
 @routine("int64(int64, int64)")
@@ -115,7 +142,7 @@ def finish_row(step, row, m, kv_head, partials, spare):
     group = word(row, at.Q_HEADS) // word(row, at.KV_HEADS)
     value_width = (head_dim + PANEL - 1) // PANEL * PANEL
     act = word(step, at.ACT)
-    size = 2 if act == ACT_BF16 else 4
+    size = act_bytes(act)
     kernel = kernel_at(step, at.FINISH_HEAD)
     out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
     gates = 0
@@ -143,15 +170,18 @@ def attend(step, row, m, kv_head, block, count, first, scores, out):
     value_width = (head_dim + PANEL - 1) // PANEL * PANEL
     state = load_i64(word(step, at.SLOT_TABLE) + 8 * load_i64(word(step, at.SLOTS) + 8 * m))
     state += block * word(step, at.STATE_BLOCK) + word(row, at.STATE_OFFSET)
-    keys = state + kv_head * BLOCK * head_dim * 4
-    values = state + kv_heads * BLOCK * head_dim * 4 + kv_head * BLOCK * value_width * 4
+    act = word(step, at.ACT)
+    size = act_bytes(act)
+    keys = state + kv_head * BLOCK * head_dim * size
+    values = state + (kv_heads * head_dim + kv_head * value_width) * BLOCK * size
     stride = word(row, at.SOURCE_STRIDE)
     queries = address(step, word(row, at.SOURCE)) + (kv_head * word(step, at.MAX_ROWS) + m) * group * stride
     call(
         kernel_at(step, at.ATTEND_BLOCK),
         (
-            kernel_at(step, at.TILE_F32),
-            kernel_at(step, at.TILE_F32_WIDE),
+            act,
+            kernel_at(step, at.TILE_DOT if act == ACT_BF16 else at.TILE_F32),
+            kernel_at(step, at.TILE_DOT_WIDE if act == ACT_BF16 else at.TILE_F32_WIDE),
             keys,
             values,
             head_dim,

@@ -77,7 +77,7 @@ void delta_item(int64_t step, int64_t thread, int64_t row, int64_t item)
 void gated_norm_item(int64_t step, int64_t thread, int64_t row, int64_t m)
 {
     (void)thread;
-    int64_t value_dim = word(row, AT_VALUE_DIM), act = word(step, AT_ACT), size = act == AT_ACT_BF16 ? 2 : 4;
+    int64_t value_dim = word(row, AT_VALUE_DIM), act = word(step, AT_ACT), size = act_bytes(act);
     int64_t gain = address_at(step, word(row, AT_WEIGHT)), epsilon = word(row, AT_EPSILON);
     kernel_7 norm = (kernel_7)kernel_at(step, AT_GATED_NORM_HEAD);
     int64_t x = address_at(step, word(row, AT_SOURCE)) + m * word(row, AT_SOURCE_STRIDE);

@@ -6,9 +6,9 @@ and keys normalised, then decay and beta of each value head.
 
 from caldrix_kernels.intrinsics.jit import call, routine
 from caldrix_kernels.intrinsics.memory import load_i64
+from caldrix_kernels.linear.numba_cpu import act_bytes
 from caldrix_kernels.schedule.numba_cpu import address, kernel_at, word
 from caldrix_kernels.step import layout as at
-from caldrix_kernels.step.layout import ACT_BF16
 
 ONE_BITS = 0x3F800000
 
@@ -106,7 +106,7 @@ def delta_item(step, row, item):
 @routine("void(int64, int64, int64)")
 def gated_norm_item(step, row, m):
     value_dim, act = word(row, at.VALUE_DIM), word(step, at.ACT)
-    size = 2 if act == ACT_BF16 else 4
+    size = act_bytes(act)
     gain, epsilon = address(step, word(row, at.WEIGHT)), word(row, at.EPSILON)
     x = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
     z = address(step, word(row, at.GATE)) + m * word(row, at.GATE_STRIDE) + word(row, at.GATE_AT)

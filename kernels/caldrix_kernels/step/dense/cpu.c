@@ -68,7 +68,7 @@ static void put(int64_t step, int64_t row, int64_t panel, int64_t m, int64_t cou
 {
     int64_t act = word(step, AT_ACT), epilogue = word(row, AT_EPILOGUE), stride = word(row, AT_TARGET_STRIDE);
     int64_t column_bytes = TILE_ROW;
-    if (epilogue == AT_SILU_MUL) column_bytes = AT_PANEL / 2 * (act == AT_ACT_BF16 ? 2 : 4);
+    if (epilogue == AT_SILU_MUL) column_bytes = AT_PANEL / 2 * act_bytes(act);
     int64_t out = address_at(step, word(row, AT_TARGET)) + m * stride + panel * column_bytes;
     if (epilogue == AT_ADD)
         add_tile(tile, TILE_ROW, out, stride, count);

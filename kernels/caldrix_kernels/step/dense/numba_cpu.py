@@ -3,7 +3,7 @@
 from caldrix_kernels.embed.numba_cpu import embed_panelled, embed_row_major
 from caldrix_kernels.intrinsics.jit import call, routine
 from caldrix_kernels.intrinsics.memory import load_f32, load_i64, load_u32, store_f32, store_u32
-from caldrix_kernels.linear.numba_cpu import add_bias, add_tile, copy_tile
+from caldrix_kernels.linear.numba_cpu import act_bytes, add_bias, add_tile, copy_tile
 from caldrix_kernels.schedule.numba_cpu import address, kernel_at, word
 from caldrix_kernels.step import layout as at
 from caldrix_kernels.step.layout import ACT_BF16, ADD, PANEL, ROW_BLOCK, SILU_MUL, SMALL_ROWS, TILE_ROWS
@@ -132,7 +132,7 @@ def linear_run(step, thread, row, first, end):
     x, x_stride = source_of(step, thread, row, rows), word(row, at.SOURCE_STRIDE)
     step_bytes, column_bytes = word(row, at.STEP_BYTES), TILE_ROW
     if epilogue == SILU_MUL:
-        column_bytes = PANEL // 2 * (2 if act == ACT_BF16 else 4)
+        column_bytes = PANEL // 2 * act_bytes(act)
     target, stride = address(step, word(row, at.TARGET)), word(row, at.TARGET_STRIDE)
     scratch = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
     for item in range(first, end):
