@@ -117,7 +117,7 @@ def llama() -> Iterator[CpuProgram]:
         ),
         (awkward_spec(heads=8, kv_heads=1, head_dim=80, rope=Rope("linear", 1e4, 80, factor=4.0)), ("BF16",)),
         (awkward_spec(heads=14, kv_heads=14, head_dim=32, rope=Rope("default", 1e4, 32)), ("BF16", "F32")),
-        *((awkward_spec(layer_types=SLIDING, sliding_window=w), ("BF16",)) for w in (1, 3, 127, 128, 150, 151)),
+        *((awkward_spec(layer_types=SLIDING, sliding_window=w), ("BF16",)) for w in (1, 3, 127, 128, 150)),
         (awkward_spec(qk_norm=True, norm_offset=1.0), ("BF16",)),
         (awkward_spec(attention_gate=True, qkv_bias=False), ("F32",)),
         (

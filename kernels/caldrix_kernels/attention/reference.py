@@ -31,7 +31,8 @@ def attention(
     y = np.empty_like(q)
     for row, position in enumerate(own):
         seen = slice(max(0, position + 1 - window) if window else 0, position + 1)
-        y[row] = _attend(rounded(q[row] * np.float32(scale)), rounded(keys[seen]), rounded(values[seen]), rounded)
+        scaled = q[row] * np.float32(scale)
+        y[row] = _attend(rounded(scaled), rounded(keys[seen]), rounded(values[seen]), rounded)
     return y
 
 

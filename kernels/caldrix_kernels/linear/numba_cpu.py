@@ -128,6 +128,7 @@ _f32_1, _f32_2, _f32_3, _f32_4, _f32_8, _f32_12 = (make_panel(rows, "f32") for r
 _wide_1, _wide_2, _wide_3, _wide_6 = (make_panel(rows, "f32", vectors=4) for rows in (1, 2, 3, 6))
 _wide_dot_1, _wide_dot_3, _wide_dot_6 = (make_panel(rows, "dot", vectors=4) for rows in (1, 3, 6))
 
+
 @routine("int64(int64)")
 def act_bytes(act):
     """Bytes of one stored activation, the x of a tile."""
