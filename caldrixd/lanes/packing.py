@@ -104,7 +104,8 @@ def pack_weights(
         begun: deque[_Packing] = deque()
         for name, packed in lowered.packed.items():
             begun.append(_begin(packed, formats[name], weights.addresses[name], tensors, pack, pool))
-            if len(begun) > AHEAD:
+            most = AHEAD if begun[-1].mapped else holding.READ_AT_ONCE
+            while len(begun) > most:
                 begun.popleft().finish()
         for packing in begun:
             packing.finish()
@@ -113,10 +114,12 @@ def pack_weights(
 
 @dataclass(frozen=True)
 class _Packing:
-    """A matrix that is being packed. `sources` and `rows` are the memory that is read."""
+    """A matrix that is being packed. `sources` and `rows` are the memory that is read; `mapped`: of files,
+    not copied."""
 
     tasks: Sequence[Future[None]]
     tensors: Sequence[Tensor]
+    mapped: bool
     sources: Mapping[str, npt.NDArray[np.uint8]]
     rows: npt.NDArray[np.int64]
 
@@ -160,4 +163,4 @@ def _begin(
         )
         for first in range(0, panels, PANELS_A_TASK)
     ]
-    return _Packing(tasks, list(stored.values()), sources, rows)
+    return _Packing(tasks, list(stored.values()), same, sources, rows)
