@@ -22,7 +22,9 @@ def widen(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> np
 
 def widen_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     """bf16 bits as float32: they are a float32's upper half."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    words = bits.astype(np.uint32)
+    words <<= 16
+    return words.view(np.float32)
 
 
 def narrow_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

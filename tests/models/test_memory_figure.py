@@ -71,13 +71,16 @@ def mixed(directory: Path, copy: Path) -> Path:
     data, place = [], 0
     for name, tensor in tensors.items():
         dtype, part = tensor.dtype, tensor.data
-        if name.endswith(("embed_tokens.weight", "o_proj.weight", "down_proj.weight", "mlp.gate.weight")):
+        if name.endswith(
+            tuple(f"{part}.weight" for part in ("embed_tokens", "k_proj", "o_proj", "up_proj", "mlp.gate"))
+        ):
             dtype, part = "F32", (part.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
         header[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": (place, place + part.size)}
         data.append(part.tobytes())
         place += part.size
     shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("*.safetensors"))
     start = json.dumps(header).encode()
+    start += b" " * (-len(start) % 8)
     with open(copy / "model.safetensors", "wb") as file:
         file.write(len(start).to_bytes(8, "little") + start)
         file.writelines(data)
