@@ -216,6 +216,22 @@ def paired(matrix: npt.NDArray[Any], pairs: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(matrix.reshape(*rest, k // pairs, pairs, n).swapaxes(-1, -2))
 
 
+def placed(k: Float32, v: Float32, q: Float32, halves: bool) -> tuple[npt.NDArray[Any], ...]:
+    """Keys and values by block and queries by row, as the kernel reads them."""
+    context, head_dim = k.shape
+    form: Callable[[Float32], npt.NDArray[Any]] = narrow_bf16 if halves else lambda x: x
+    pairs, kind = (2, np.uint16) if halves else (1, np.float32)
+    panels = form(k).reshape(context // PANEL, PANEL, head_dim).transpose(0, 2, 1)
+    wide = np.pad(v, ((0, 0), (0, round_up(head_dim, PANEL) - head_dim)))
+    blocks = context // BLOCK
+    sources = (paired(panels, pairs).reshape(blocks, -1), paired(form(wide), pairs).reshape(blocks, -1))
+    found = []
+    for source in (*sources, form(q).reshape(-1, head_dim)):
+        found.append(aligned(source.shape, kind))
+        found[-1][...] = source
+    return tuple(found)
+
+
 @pytest.mark.parametrize(("head_dim", "group"), [(8, 1), (16, 3), (24, 2), (64, 3), (80, 7)])
 @pytest.mark.parametrize("first", [0, 1, 31, 32, 126, 127, 128, 270])
 @pytest.mark.parametrize("window", [0, 1, 3, 128, 131, 1000])
@@ -233,17 +249,8 @@ def test_attention(act: int, head_dim: int, group: int, first: int, window: int)
     if act != ACT_F32:
         k, v, q = (widen(narrow_bf16(x).view(np.uint8), "BF16", x.shape) for x in (k, v, q))
     dot = act == ACT_BF16
-    form: Callable[[Float32], npt.NDArray[Any]] = narrow_bf16 if dot else lambda x: x
-    kind: type = np.uint16 if dot else np.float32
-    pairs = 2 if dot else 1
     tiles = (linear.tile_dot, linear.tile_dot_wide) if dot else (linear.tile_f32, linear.tile_f32_wide)
-    keys, values = aligned((3, BLOCK * head_dim), kind), aligned((3, BLOCK * width), kind)
-    panels = form(k).reshape(context // PANEL, PANEL, head_dim).transpose(0, 2, 1)
-    keys[...] = paired(panels, pairs).reshape(3, -1)
-    padded = np.pad(v, ((0, 0), (0, width - head_dim)))
-    values[...] = paired(form(padded), pairs).reshape(3, -1)
-    queries = aligned((rows * group, head_dim), kind)
-    queries[...] = form(q).reshape(queries.shape)
+    keys, values, queries = placed(k, v, q, dot)
     stride = partial_bytes(head_dim)
     count = rows * group
     fresh, merged = (aligned((count, stride // 4)) for _ in range(2))
@@ -281,15 +288,9 @@ def test_attention(act: int, head_dim: int, group: int, first: int, window: int)
     np.testing.assert_allclose(gated, out * sigmoid, rtol=2e-6, atol=1e-9)
     for row in range(rows):
         length = first + row + 1
+        single = (q[row].reshape(1, -1), k[:length, None])
         expected, most = (
-            attention_reference(
-                q[row].reshape(1, -1),
-                k[:length].reshape(length, 1, head_dim),
-                part[:length].reshape(length, 1, head_dim),
-                [first + row],
-                scale=1.0,
-                window=window,
-            )
+            attention_reference(*single, part[:length, None], [first + row], scale=1.0, window=window)
             for part in (v, np.abs(v))
         )
         got = np.asarray(out[row * group : (row + 1) * group, :head_dim]).reshape(1, -1)

@@ -220,6 +220,24 @@ def partial_bytes(value_width):
     return value_width * 4 + 64
 
 
+@routine("void(int64, int64, int64, int64, int64, int64, int64)")
+def softmax_rows(rows, group, back, ahead, scores, maxima, stride):
+    """Of each query: row r sees columns back + r <= column < ahead + r of the block."""
+    count, i = rows * group, 0
+    if ahead >= BLOCK and back + rows <= 1:
+        while i + 2 <= count:
+            softmax_whole_blocks(scores + i * SCORE_BYTES, maxima + i * stride, stride)
+            i += 2
+    while i + 2 <= count:
+        a, b = i // group, (i + 1) // group
+        low, high = (back + a, back + b), (ahead + a, ahead + b)
+        softmax_blocks(scores + i * SCORE_BYTES, low, high, maxima + i * stride, stride)
+        i += 2
+    if i < count:
+        row = i // group
+        softmax_block(scores + i * SCORE_BYTES, back + row, ahead + row, maxima + i * stride)
+
+
 @kernel(16)
 def attend_block(
     act,
@@ -253,23 +271,9 @@ def attend_block(
         place, target = keys + panel * panel_bytes, scores + panel * PANEL * 4
         call(tile, (count, place, PANEL * 4, queries, query_stride, head_dim, target, SCORE_BYTES))
     stride = partial_bytes(value_width)
-    maxima = out + value_width * 4
-    # The row r of the run sees columns back + r <= column < ahead + r of the block.
     ahead = first + 1 - start
     back = ahead - window if window > 0 else -(1 << 30)
-    i = 0
-    if ahead >= BLOCK and back + rows <= 1:
-        while i + 2 <= count:
-            softmax_whole_blocks(scores + i * SCORE_BYTES, maxima + i * stride, stride)
-            i += 2
-    while i + 2 <= count:
-        a, b = i // group, (i + 1) // group
-        low, high = (back + a, back + b), (ahead + a, ahead + b)
-        softmax_blocks(scores + i * SCORE_BYTES, low, high, maxima + i * stride, stride)
-        i += 2
-    if i < count:
-        row = i // group
-        softmax_block(scores + i * SCORE_BYTES, back + row, ahead + row, maxima + i * stride)
+    softmax_rows(rows, group, back, ahead, scores, out + value_width * 4, stride)
     if act != ACT_F32:
         for i in range(count):
             place = scores + i * SCORE_BYTES
