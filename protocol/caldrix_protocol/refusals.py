@@ -143,8 +143,8 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "daemon/limit",
         RUN,
-        "{who} could not get {what}: caldrixd runs under {limits}; raise that, run `caldrix stop --daemon` and "
-        "try again",
+        "{who} could not get {what}: caldrixd runs under {limits}; raise that, run `caldrix stop --daemon` "
+        "and try again",
     ),
     Row("daemon/slow-reader", RUN, "the reader fell too far behind, so the reply was cancelled"),
     Row("socket/directory-missing", RUN, "the runtime directory {path} cannot be created: {reason}"),
@@ -722,7 +722,9 @@ _TABLE: tuple[Row, ...] = (
     ),
     Row("status/progress-open", STATUS, "{what}: {done} {unit}"),
     Row("status/chat-reset", STATUS, "the conversation is cleared"),
-    Row("status/chat-undo", STATUS, "the last message and its answer are taken back; exchanges left: {count}"),
+    Row(
+        "status/chat-undo", STATUS, "the last message and its answer are taken back; exchanges left: {count}"
+    ),
     Row("status/chat-system", STATUS, "system {text}"),
     Row("status/chat-knob", STATUS, "{name} {value}"),
     Row(

@@ -414,8 +414,9 @@ def test_a_tokenizer_that_is_refused(shared: Home, tmp_path: Path, case: str) ->
     (storage / "refs/main").write_text(PIN)
     (storage / "snapshots").mkdir()
     changed(MODEL, storage / "snapshots" / PIN, changes)
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "other")}
-    for result in (local, shared.caldrix("run", NAME, *ONE_TOKEN, **offline)):
+    home = str(tmp_path / "other")
+    offline = shared.caldrix("run", NAME, *ONE_TOKEN, HF_HUB_OFFLINE="1", HF_HOME=home)
+    for result in (local, offline):
         refused(result, "the model has no tokenizer.json, and ", words)
         assert "downloaded" not in result.err
 
