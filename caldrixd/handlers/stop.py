@@ -15,6 +15,8 @@ from caldrixd.handlers.meant import meant
 async def handle(request: Stop, client: Client, services: Services) -> Message:
     """`done` comes when the models' memory is free, or when another daemon could start."""
     if request.daemon:
+        if request.if_idle and services.shutdown.asked.is_set():  # asking again would cut replies short
+            raise Refused("daemon/stopping")
         if request.if_idle and _needed(services):
             raise Refused("daemon/in-use", pid=os.getpid())
         services.shutdown.ask("a client asked for it")

@@ -170,6 +170,22 @@ def test_a_daemon_that_answers_is_in_use(tmp_path: Path, monkeypatch: pytest.Mon
     run(test, tmp_path)
 
 
+def test_two_clients_of_another_build_ask_at_once(tmp_path: Path) -> None:
+    """The second one must not use a daemon that is ending, and its asking must not hurry it."""
+
+    async def test(end: Ending) -> None:
+        first, second = await end.client(), await end.client()
+        first.send(Stop(daemon=True, if_idle=True))
+        await end.shutdown.asked.wait()
+        second.send(Stop(daemon=True, if_idle=True))
+        assert code_of(await second.receive()) == "daemon/stopping"
+        assert not end.shutdown.urgent.is_set()
+        end.shutdown.over.set()
+        assert await first.receive() == Done()
+
+    run(test, tmp_path)
+
+
 def test_a_handler_that_runs_into_a_limit_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(name: str, environment: object) -> choose.Probe:
         raise OSError(errno.EMFILE, "Too many open files")
