@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
@@ -23,6 +24,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from caldrix_client.blocks import unfinished
+from caldrix_client.interrupts import heed
 from caldrix_client.slash import COMMANDS
 
 INPUT = 0
@@ -57,7 +59,12 @@ class Editor:
 
     def ask(self) -> str:
         """What was entered; bytes that are no UTF-8 as lone surrogates. EOFError, or KeyboardInterrupt."""
-        return self._session.prompt(set_exception_handler=False, pre_run=_pass_over_faults)
+        heeded = heed(signal.SIGHUP)
+        try:
+            return self._session.prompt(set_exception_handler=False, pre_run=_pass_over_faults)
+        finally:
+            if heeded:
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _pass_over_faults() -> None:

@@ -1,6 +1,7 @@
 """Signals. Ctrl-C while a request is under way: the first is counted, the second ends the program at once.
 
-Outside a `with Interrupts()` block Ctrl-C is Python's own KeyboardInterrupt. SIGTERM is Terminated anywhere.
+Outside a `with Interrupts()` block Ctrl-C is Python's own KeyboardInterrupt. SIGTERM is Terminated anywhere,
+SIGHUP where the terminal's modes are changed.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import signal
 from types import FrameType
 from typing import Any
 
-TERMINATED = 143  # what a shell reports of a program that died of SIGTERM
+SIGNALLED = 128  # a shell reports a program that died of signal n as this plus n
 
 
 class Terminated(SystemExit):
-    """SIGTERM came. An event loop lets this kind of exception through, as it does KeyboardInterrupt."""
+    """SIGTERM or SIGHUP came. An event loop lets this kind through, as it does KeyboardInterrupt."""
 
 
-def heed_sigterm() -> None:
-    """From here on SIGTERM raises Terminated, so that the terminal is left in order, unless it is ignored."""
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+def heed(number: int) -> bool:
+    """From here on the signal raises Terminated: the terminal is left in order. False if it is ignored."""
+    if signal.getsignal(number) != signal.SIG_DFL:
+        return False
+    signal.signal(number, _terminate)
+    return True
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated(TERMINATED)
+    raise Terminated(SIGNALLED + number)
 
 
 class Interrupts:

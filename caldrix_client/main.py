@@ -53,7 +53,7 @@ def _guarded(arguments: list[str], terminal: Terminal) -> int:
     except KeyboardInterrupt:
         terminal.leave()
         return INTERRUPTED
-    except SystemExit as ending:  # SIGTERM, with its status
+    except SystemExit as ending:  # SIGTERM or SIGHUP, with its status
         terminal.clear()
         return int(ending.code or 0)
     except Refused as refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from caldrix_client.answer import Speaker
 from caldrix_client.channel import Channel, exchange
@@ -11,7 +12,7 @@ from caldrix_client.context import Context
 from caldrix_client.conversation import Conversation
 from caldrix_client.environment import for_request, model_argument
 from caldrix_client.events import show
-from caldrix_client.interrupts import Interrupts, heed_sigterm
+from caldrix_client.interrupts import Interrupts, heed
 from caldrix_client.parse import Run
 from caldrix_client.terminal import Terminal
 from caldrix_protocol.address import state_directory
@@ -23,7 +24,7 @@ STDIN = "-"  # the prompt that stands for standard input
 
 def execute(command: Run, context: Context) -> int:
     """Status 0, or 130 after Ctrl-C; 1 when a line of piped input could not be answered. Raises Refused."""
-    heed_sigterm()
+    heed(signal.SIGTERM)
     if command.plain:
         context.terminal.be_plain()
     if command.quiet:

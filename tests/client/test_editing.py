@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import stat
 import struct
 import termios
@@ -223,14 +224,17 @@ def test_no_colour_is_ever_used(home: Home) -> None:
     assert set(re.findall(r"\x1b\[([\d;]*)m", screen.shown)) == {"0"}
 
 
-def test_the_terminal_is_left_as_it_was_when_the_chat_is_terminated(home: Home) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_the_terminal_is_left_as_it_was_when_the_chat_is_terminated(
+    home: Home, number: signal.Signals, status: int
+) -> None:
     with Peer(home.address, Model()), Screen(home, "run", "demo") as screen:
         before = termios.tcgetattr(screen.terminal)
         screen.ready()
         screen.press("half")
         screen.expect("half")
-        screen.process.terminate()
-        assert screen.process.wait(60) == 143
+        screen.process.send_signal(number)
+        assert screen.process.wait(60) == status
         assert termios.tcgetattr(screen.terminal) == before
 
 
