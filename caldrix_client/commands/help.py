@@ -19,7 +19,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "run": Command("<model> [flags]", "chat with a model, or answer one prompt with -p"),
     "pull": Command("<model> [flags]", "download a model for later"),
-    "models": Command("list|plan|rm|pin", "list models, say what one would need, remove one from the cache"),
+    "models": Command("list|plan|rm|pin", "list models, say what one would need, remove one, pin the aliases"),
     "ps": Command("", "list the models that are loaded"),
     "stop": Command("[model|--daemon]", "unload one model or all of them, or end caldrixd too"),
     "doctor": Command("", "show which lanes can run here, and why the others cannot"),
