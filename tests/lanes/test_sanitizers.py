@@ -45,7 +45,7 @@ for name in sys.argv[2:]:
     else:
         for dtype in ("f32", "bf16"):
             kernel_cases.steps(kernels, name, dtype)
-print("end")
+print("end", flush=True)
 """
 
 
