@@ -36,7 +36,6 @@ def test_the_service() -> None:
         "NoNewPrivileges": "yes",
         "ProtectSystem": "strict",
         "LimitCORE": "0",
-        "CapabilityBoundingSet": "",
         "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6",
         "SystemCallFilter": "@system-service",
     }
@@ -45,6 +44,9 @@ def test_the_service() -> None:
     assert float(service["WatchdogSec"]) > 0
     # Each of these would break the daemon: compiled kernels, GPUs, downloads.
     assert not {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateNetwork"} & service.keys()
+    # With these the manager of a user, which may not drop capabilities, does not start it.
+    dropping = {"CapabilityBoundingSet", "ProtectClock", "ProtectKernelModules", "ProtectKernelLogs"}
+    assert not (dropping | {"AmbientCapabilities"}) & service.keys()
 
 
 def test_the_socket() -> None:
