@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from caldrix_client.blocks import QUOTES, content
+from caldrix_protocol.options import near
 from caldrix_protocol.refusals import Refused
 
 
@@ -33,7 +34,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "/reset": Command("", "clear the conversation; the system message and the sampling stay"),
+    "/reset": Command("", "clear the conversation, as /clear does; the system message and the sampling stay"),
     "/undo": Command("", "take the last message and its answer back"),
     "/regen": Command("", "answer the last message again"),
     "/system": Command("TEXT|@FILE", "the system message from the next message on"),
@@ -47,10 +48,10 @@ COMMANDS: dict[str, Command] = {
     "/sampling": Command("", "show all six of these"),
     "/image": Command("PATH", "", "usage/not-available"),
     "/help": Command("", "show this list"),
-    "/quit": Command("", "end the chat, as Ctrl-D does; /exit does it too"),
+    "/quit": Command("", "end the chat, as Ctrl-D does; /exit and /bye do it too"),
 }
 
-SAME_AS = {"/exit": "/quit"}
+SAME_AS = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset"}
 
 
 def parse(entered: str) -> Say | Order:
@@ -62,16 +63,16 @@ def parse(entered: str) -> Say | Order:
         return Say(entered)
     if entered.startswith("//"):
         return Say(entered[1:])
-    name, *rest = entered.split(None, 1)
-    name = SAME_AS.get(name, name)
+    typed, *rest = entered.split(None, 1)
+    name = SAME_AS.get(typed, typed)
     argument = rest[0].strip() if rest else None
     command = COMMANDS.get(name)
     if command is None:
-        raise Refused("message/unknown-command", command=name, nearest=_nearest(name))
+        raise _unknown(typed)
     if command.refused is not None:
         raise Refused(command.refused, what=name)
     if argument is not None and not command.takes:
-        raise Refused("message/command-argument", command=name, argument=argument)
+        raise Refused("message/command-argument", command=typed, argument=argument)
     return Order(name, argument)
 
 
@@ -89,8 +90,9 @@ A command with a value takes `off` to go back to what is usual, and shows the va
 Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D ends the chat."""
 
 
-def _nearest(name: str) -> str:
-    from difflib import get_close_matches  # only for a mistake: it costs more than this module
-
-    offered = [known for known, command in COMMANDS.items() if command.refused is None]
-    return (get_close_matches(name.lower(), offered, 1, 0.5) or ["/help"])[0]
+def _unknown(typed: str) -> Refused:
+    offered = [name for name, command in COMMANDS.items() if command.refused is None]
+    nearest = near(typed, (*offered, *SAME_AS))
+    if nearest is None:
+        return Refused("message/unknown-command", command=typed)
+    return Refused("message/misspelt-command", command=typed, nearest=nearest)

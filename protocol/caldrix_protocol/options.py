@@ -45,7 +45,9 @@ MAX_CTX = 1 << 20
 MAX_THREADS = 256
 MAX_COUNT = 2**63 - 1
 
-# What is taken for a mistyped name: its first letters, at least so many, or a text as like as this (0 to 1).
+MARKS = "-/"  # before the name of a flag, or of a command of a chat
+# What is taken for a mistyped name: its first letters, at least so many, or a text as like as this (0 to 1)
+# and of much the same length: `set` is no mistyped `reset`.
 LEAST_PREFIX = 3
 LIKENESS = 0.65
 
@@ -431,10 +433,11 @@ def near(typed: str, names: Sequence[str]) -> str | None:
     """Which of `names` was meant, if it can be guessed."""
     from difflib import get_close_matches  # only for a mistake: it costs more than this module
 
-    written = {name.lstrip("-"): name for name in names}
-    meant = typed.lstrip("-").lower().replace("_", "-")
+    written = {name.lstrip(MARKS): name for name in names}
+    meant = typed.lstrip(MARKS).lower().replace("_", "-")
     longer = [name for name in written if name.startswith(meant) and len(meant) >= LEAST_PREFIX]
-    found = longer or get_close_matches(meant, written, 1, LIKENESS)
+    alike = [name for name in written if abs(len(name) - len(meant)) <= len(meant) / 2]
+    found = longer or get_close_matches(meant, alike, 1, LIKENESS)
     return written[found[0]] if found else None
 
 

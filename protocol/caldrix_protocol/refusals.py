@@ -600,6 +600,11 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "message/unknown-command",
         MESSAGE,
+        "unknown command {command}; /help lists all, and // begins a message with a slash",
+    ),
+    Row(
+        "message/misspelt-command",
+        MESSAGE,
         "unknown command {command}; the nearest is {nearest}, /help lists all, and // begins a message with "
         "a slash",
     ),

@@ -362,8 +362,7 @@ def test_a_refused_line_does_not_end_the_chat_but_shows_in_the_status(home: Home
         1,
         "fine\n",
         "caldrix: it will \\x1b not\n"
-        "caldrix: unknown command /what; the nearest is /help, /help lists all, and // begins a message with "
-        "a slash\n"
+        "caldrix: unknown command /what; /help lists all, and // begins a message with a slash\n"
         "caldrix: this line is not valid UTF-8, so it was not sent\n",
     )
     assert texts(generated(peer)[-1]) == [("user", "short")]

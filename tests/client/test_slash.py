@@ -34,14 +34,31 @@ def test_what_is_entered_is_a_command_or_a_message(entered: str, meant: slash.Sa
 
 
 @pytest.mark.parametrize(
-    ("line", "named"),
-    [("/nope now", "/nope"), ("/", "/"), ("/Reset", "/Reset"), ("/helpme", "/helpme")],
+    ("line", "nearest"),
+    [
+        ("/nope now", None),
+        ("/", None),
+        ("/=?", None),
+        ("/set", None),
+        ("/save", None),
+        ("/imagee x", None),
+        ("/Reset", "/reset"),
+        ("/helpme", "/help"),
+        ("/temp 1", "/temperature"),
+        ("/top_p 1", "/top-p"),
+        ("/cls", None),
+        ("/claer", "/clear"),
+        ("/quti", "/quit"),
+    ],
 )
-def test_what_is_neither_is_refused_and_not_sent(line: str, named: str) -> None:
+def test_what_is_neither_is_refused_and_not_sent(line: str, nearest: str | None) -> None:
     with pytest.raises(Refused) as refused:
         slash.parse(line)
     assert refused.value.kind == MESSAGE
-    assert refused.value.text.startswith(f"unknown command {named}; the nearest is /")
+    near = "" if nearest is None else f"the nearest is {nearest}, "
+    assert refused.value.text == (
+        f"unknown command {line.split()[0]}; {near}/help lists all, and // begins a message with a slash"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,6 +90,6 @@ def test_every_command_stands_in_the_documentation() -> None:
         assert f"`{f'{name} {takes}'.rstrip()}`" in table
 
 
-@pytest.mark.parametrize("entered", ["/quit", "/exit"])
+@pytest.mark.parametrize("entered", ["/quit", "/exit", "/bye"])
 def test_what_ends_a_chat(entered: str) -> None:
     assert slash.parse(entered) == slash.Order("/quit", None)
