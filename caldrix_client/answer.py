@@ -74,7 +74,7 @@ class Speaker(NamedTuple):
     def require_system(self) -> None:
         """Raise Refused where no system message is sent (usage/system-raw, notice/no-system)."""
         if self.command.raw:
-            raise Refused("usage/system-raw")
+            raise Refused("usage/system-raw", name="/system")
         if not self.opened.chat_template:
             raise Refused("notice/no-system")
 

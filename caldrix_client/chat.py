@@ -121,7 +121,13 @@ class Chat:
     def system(self, argument: str | None) -> None:
         if argument is not None:
             self._speaker.require_system()
-            self._conversation.system = None if argument == OFF else system_message(argument)
+            try:
+                self._conversation.system = None if argument == OFF else system_message(argument, "/system")
+            except KeyboardInterrupt:  # a pipe may be waited for
+                if not self._terminal.interactive:
+                    raise
+                self._terminal.leave()
+                return
         self._terminal.say(sentence("status/chat-system", text=self._conversation.system or OFF))
 
     def context(self, _: str | None) -> None:

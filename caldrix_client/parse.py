@@ -171,7 +171,7 @@ def _run(arguments: list[str]) -> Run | Help:
         raise Refused("usage/extra-argument", command="run", argument=others[0])
     options.check_together(values)
     if values["raw"] and values["system"] is not None:
-        raise Refused("usage/system-raw")
+        raise Refused("usage/system-raw", name="--system")
     if values["stdin"] and values["prompt"] in (None, "-"):
         raise Refused("usage/stdin-alone")
     return Run(model=arguments[0], **values)

@@ -167,7 +167,7 @@ COMMANDS = (
     ("/system", "system off"),
     ("/system be brief", "system be brief"),
     ("/system off", "system off"),
-    ("/system @/nowhere", "--system cannot read /nowhere: No such file or directory"),
+    ("/system @/nowhere", "/system cannot read /nowhere: No such file or directory"),
     ("/context", "the context holds 512 tokens: 0 used, 128 reserved for the answer, 384 free"),
     ("/context off", "/context takes nothing, got off"),
     ("/undo", "nothing was said yet"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from caldrix_client.chat import ACTIONS, KNOBS
@@ -52,7 +54,8 @@ def test_every_command_has_its_action_and_its_line_in_the_help() -> None:
             "unknown command /Reset; the nearest is /reset, /help lists all, and // begins a message with a "
             "slash",
         ),
-        ("/system @nowhere", "--system cannot read nowhere: No such file or directory"),
+        ("/system @nowhere", "/system cannot read nowhere: No such file or directory"),
+        ("/system @a\0b", "/system cannot read a\\x00b: embedded null byte"),
         ("/top-p 2", "/top-p must be a number over 0 and at most 1, got 2"),
         ("/top-k many", f"/top-k must be an integer from 0 to {2**31 - 1}, got many"),
     ],
@@ -130,9 +133,25 @@ def test_system_is_set_shown_and_taken_away(home: Home) -> None:
     ]
 
 
+def test_ctrl_c_while_the_system_message_is_waited_for_leaves_it_as_it_was(home: Home) -> None:
+    os.mkfifo(home.path / "pipe")
+    with Peer(home.address, Model("ok")) as peer, Screen(home, "run", "demo", "--system", "S") as screen:
+        screen.ready()
+        screen.press(f"/system @{home.path}/pipe\n")
+        with open(home.path / "pipe", "wb"):  # once the command has opened it
+            screen.press("\x03")
+            screen.ready()
+        screen.press("hi\n")
+        screen.expect("ok\r\n")
+        screen.ready()
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert conversations(peer) == [[("system", "S"), ("user", "hi")]]
+
+
 def test_system_where_none_is_sent_is_refused(home: Home) -> None:
     _, _, _, err = chat(home, Model(), "/system x", flags=("--raw",))
-    assert err == said("--system needs the chat template, which --raw leaves out; give one of the two")
+    assert err == said("/system needs the chat template, which --raw leaves out")
     _, _, _, err = chat(home, Model(template=False), "/system x")
     assert err.endswith(said("this model has no chat template; the system message is not sent"))
 
