@@ -147,7 +147,9 @@ def _remove_leftovers(target: Path) -> None:
 def _check_space(target: Path) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < NEEDED_BYTES:
-        raise Refused("demo/disk", needed=NEEDED_BYTES >> 20, path=target.parent, free=free >> 20)
+        raise Refused(
+            "demo/disk", needed=-(-NEEDED_BYTES // sizes.MB), path=target.parent, free=free // sizes.MB
+        )
 
 
 def _sync(path: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ MIN_WEIGHTS = 8
 LONG = 100_000_000  # bytes: to read that takes long enough for a word on it
 # Beside config.json, the tokenizer, the index and the weights: what is wanted where the repo has it.
 SMALL_FILES = ("generation_config.json", "chat_template.jinja", "chat_template.json")
-MIB = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 Send = Callable[[Message], None]
@@ -86,7 +85,7 @@ class Snapshot:
             yield
         except OSError as error:
             if error.errno in NO_SPACE:
-                raise self._disk(self._to_come(self._missing())) from None
+                raise self._disk(self._to_come(self._missing().values())) from None
             path = error.filename or self._job.cache
             raise Refused("hub/cache", path=path, reason=error.strerror or error) from None
 
@@ -125,7 +124,7 @@ class Snapshot:
         """Ask the daemon, then read those that are there and fetch the others."""
         to_come = [file for file in weights if not self._is_there(file)]
         total = sum(file.size for file in weights)
-        self._job.send(Planned(str(self._directory), total, sum(file.size for file in to_come)))
+        self._job.send(Planned(str(self._directory), total, self._to_come(to_come)))
         self._job.proceed()
         damaged = [file for file in weights if file not in to_come and not self._is_right(file)]
         if damaged:
@@ -272,21 +271,19 @@ class Snapshot:
     def _check_disk(self, missing: Mapping[str, File]) -> None:
         """What is still to come must fit on the cache's file system."""
         self._blobs.mkdir(parents=True, exist_ok=True)
-        needed = self._to_come(missing)
+        needed = self._to_come(missing.values())
         if needed > shutil.disk_usage(self._blobs).free:
             raise self._disk(needed)
 
-    def _to_come(self, missing: Mapping[str, File]) -> int:
+    def _to_come(self, missing: Iterable[File]) -> int:
         """Bytes, without those that an earlier attempt left."""
-        there = [transfer.partials(self._blobs, file)[:1] for file in missing.values()]
-        whole = sum(file.size for file in missing.values())
-        return whole - sum(transfer.size(path) for paths in there for path in paths)
+        return sum(file.size - transfer.begun(self._blobs, file) for file in missing)
 
     def _disk(self, needed: int) -> Refused:
         cache = self._job.cache
         there = next(path for path in (cache, *cache.parents) if path.exists())
-        free = shutil.disk_usage(there).free // MIB
-        needed = -(-needed // MIB)
+        free = shutil.disk_usage(there).free // sizes.MB
+        needed = -(-needed // sizes.MB)
         return Refused("hub/disk", model=self._job.model, path=cache, needed=needed, free=free)
 
     def _announce(self, missing: Mapping[str, File]) -> None:
@@ -294,8 +291,12 @@ class Snapshot:
         early, self._unsaid = self._unsaid or [], None
         whole = [*early, *missing.values()]
         listed = ", ".join(f"{file.name} {sizes.size(file.size)}" for file in whole)
-        size = sizes.size(sum(file.size for file in whole))
-        self._job.send(as_status("status/downloading", model=self._job.model, files=listed, size=size))
+        total = sum(file.size for file in whole)
+        fields = {"model": self._job.model, "files": listed, "size": sizes.size(total)}
+        if there := sum(transfer.begun(self._blobs, file) for file in missing.values()):
+            self._job.send(as_status("status/going-on", **fields, there=sizes.size(there)))
+        else:
+            self._job.send(as_status("status/downloading", **fields))
         for file in early:
             self._say_downloaded(file)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caldrix_protocol.refusals import Refused
+from caldrix_protocol.sizes import MB
 from caldrixd.fetcher.library import LEAST_RATE, NO_SPACE, File, NetworkError, Slow
 
 READ_SIZE = 1 << 20
@@ -97,6 +98,12 @@ def partials(blobs: Path, file: File) -> list[Path]:
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1:
                 found.append((status.st_size, path))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def begun(blobs: Path, file: File) -> int:
+    """Bytes behind which the next attempt goes on: not all, since one that is whole has its name."""
+    there = max((size(path) for path in partials(blobs, file)[:1]), default=0)
+    return min(there, file.size - 1) if 0 < there <= file.size else 0
 
 
 class Taken(Exception):
@@ -191,10 +198,8 @@ class Sink:
 
     def _disk_full(self) -> Refused:
         free = shutil.disk_usage(self.path.parent).free
-        needed = -(-self.missing // (1 << 20))
-        return Refused(
-            "hub/disk-full", file=self.file.name, path=self.path.parent, needed=needed, free=free >> 20
-        )
+        needed, free = -(-self.missing // MB), free // MB
+        return Refused("hub/disk-full", file=self.file.name, path=self.path.parent, needed=needed, free=free)
 
 
 def size(path: Path) -> int:

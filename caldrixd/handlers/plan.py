@@ -26,6 +26,9 @@ from caldrixd.models import fit, gate
 from caldrixd.models.resolve import ResolvedModel, check_directory, resolve
 from caldrixd.text import files as text_files
 
+# What a download announces, as it is said of one that is not made.
+TO_COME = {"status/downloading": "status/to-come", "status/going-on": "status/rest-to-come"}
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -67,8 +70,8 @@ async def _see(
     def pass_on(message: Message) -> None:
         if type(message) is Notice:
             send(message)
-        elif type(message) is Status and message.code == "status/downloading":
-            send(as_status("status/to-come", **message.fields))
+        elif type(message) is Status and message.code in TO_COME:
+            send(as_status(TO_COME[message.code], **message.fields))
 
     async def stop(planned: Planned) -> None:
         raise Enough(planned)

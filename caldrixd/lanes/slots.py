@@ -53,7 +53,7 @@ class Slots:
             slot = Slot(ctx, Arena(size, huge=True), Arena(2 * self._recurrent_bytes, huge=True))
         except (OSError, MemoryError, OverflowError):
             needed = size + 2 * self._recurrent_bytes
-            raise Refused("run/state-memory", needed=needed >> 20, ctx=ctx) from None
+            raise Refused("run/state-memory", needed=-(-needed // 10**6), ctx=ctx) from None
         self._slots[number] = slot
         self.states[number] = slot.state.address
         self._point(number)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caldrix_protocol.refusals import Refused
+from caldrix_protocol.sizes import MB
 from caldrixd.plan.memory import Cost
 
 MIB = 1 << 20
@@ -78,8 +79,8 @@ def check_further(state: Callable[[int], int], ctx: int, available_bytes: int, *
         raise Refused(
             "run/memory-further",
             model=model,
-            needed=-(-state(ctx) // MIB),
-            free=available_bytes // MIB,
+            needed=-(-state(ctx) // MB),
+            free=available_bytes // MB,
             ctx=_largest(state, ctx, available_bytes),
         )
 
@@ -91,7 +92,7 @@ def anonymous_memory(pid: int, root: Path = Path("/")) -> int:
 
 def refusal(model: str, needed: int, free: int, largest_ctx: int) -> Refused:
     """Why a model that needs so many bytes does not fit; `largest_ctx` 0: not with any context."""
-    sizes = {"needed": -(-needed // MIB), "free": free // MIB}
+    sizes = {"needed": -(-needed // MB), "free": free // MB}
     if not largest_ctx:
         return Refused("run/memory-weights", model=model, **sizes)
     return Refused("run/memory", model=model, ctx=largest_ctx, **sizes)

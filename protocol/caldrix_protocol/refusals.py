@@ -357,12 +357,12 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "hub/disk",
         RUN,
-        "{model}: the files still to come need {needed} MiB of disk at {path}, and {free} MiB are free",
+        "{model}: the files still to come need {needed} MB of disk at {path}, and {free} MB are free",
     ),
     Row(
         "hub/disk-full",
         RUN,
-        "{file}: the disk is full at {path}; {needed} MiB are still to come and {free} MiB are free: make "
+        "{file}: the disk is full at {path}; {needed} MB are still to come and {free} MB are free: make "
         "room and run the command again to go on",
     ),
     Row("hub/cache", RUN, "the Hugging Face cache cannot be used at {path}: {reason}"),
@@ -542,7 +542,7 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "run/memory",
         RUN,
-        "{model} needs {needed} MiB of memory and {free} MiB are free; the largest --ctx that "
+        "{model} needs {needed} MB of memory and {free} MB are free; the largest --ctx that "
         "would fit is {ctx}",
     ),
     Row(
@@ -553,18 +553,18 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "run/memory-weights",
         RUN,
-        "{model} needs {needed} MiB of memory for its weights alone and {free} MiB are free",
+        "{model} needs {needed} MB of memory for its weights alone and {free} MB are free",
     ),
     Row(
         "run/memory-further",
         RUN,
-        "{model} is loaded, and one more conversation needs {needed} MiB of memory of which {free} MiB are "
+        "{model} is loaded, and one more conversation needs {needed} MB of memory of which {free} MB are "
         "free; the largest --ctx that would fit is {ctx}",
     ),
     Row(
         "run/state-memory",
         RUN,
-        "a context of {ctx} tokens needs {needed} MiB of memory, which are not free; give a smaller --ctx",
+        "a context of {ctx} tokens needs {needed} MB of memory, which are not free; give a smaller --ctx",
     ),
     Row(
         "run/slots", RUN, "all {count} sequences that this model can hold at once are in use; try again later"
@@ -638,7 +638,7 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "the demo model is not in the cache, and nothing is known of it before; caldrix pull demo fetches it",
     ),
-    Row("demo/disk", RUN, "the demo model needs {needed} MiB of disk at {path}, and {free} MiB are free"),
+    Row("demo/disk", RUN, "the demo model needs {needed} MB of disk at {path}, and {free} MB are free"),
     Row("demo/conversion", RUN, "the demo model could not be converted: {reason}"),
     # --- notices --------------------------------------------------------------------------------------
     Row(
@@ -693,12 +693,23 @@ _TABLE: tuple[Row, ...] = (
     Row("status/pulled", STATUS, "{model}: complete; caldrix run {model} loads it"),
     Row("status/pinned", STATUS, "{path} and {page} are written; rows that changed: {count}"),
     Row("status/removal", STATUS, "{model}: {path} has {size} MB, with all revisions of the repo"),
-    Row("status/confirm", STATUS, "remove it? y or n"),
+    Row("status/removal-demo", STATUS, "{model}: {path} has {size} MB"),
+    Row("status/confirm", STATUS, "remove it? [y/N]"),
     Row("status/removed", STATUS, "{model}: removed; {size} MB are free again"),
     Row("status/kept", STATUS, "{model}: nothing was removed"),
     Row("status/directory", STATUS, "{model}: read from the directory {path}"),
     Row("status/downloading", STATUS, "{model}: downloading {files} ({size})"),
+    Row(
+        "status/going-on",
+        STATUS,
+        "{model}: downloading {files} ({size}, of which {there} are there)",
+    ),
     Row("status/to-come", STATUS, "{model}: not in the cache yet: {files} ({size})"),
+    Row(
+        "status/rest-to-come",
+        STATUS,
+        "{model}: not in the cache yet: {files} ({size}, of which {there} are there)",
+    ),
     Row("status/downloaded", STATUS, "downloaded {file} ({size})"),
     Row("status/checking", STATUS, "comparing {file} ({size}) with its digest"),
     Row("status/download-waiting", STATUS, "{model}: another caldrix is downloading it; waiting for that"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+MB = 10**6
+_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", MB), ("kB", 10**3))
 
 
 def size(count: int) -> str:

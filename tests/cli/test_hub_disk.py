@@ -44,7 +44,7 @@ def test_a_disk_that_fills_up_is_refused_with_numbers_and_the_next_run_goes_on(
     with hub.serve({NAME: model()}) as server:
         for _ in range(2):
             result = pull(home, tmp_path, server, **paths)
-            refused(result, FILE, "the disk is full at ", "1 MiB are still to come and ", "MiB are free")
+            refused(result, FILE, "the disk is full at ", "1 MB are still to come and ", "MB are free")
             assert sum(path.name == FILE for path in below(tmp_path)) == 0
             (partial,) = [path for path in below(tmp_path) if path.name.endswith(".caldrix-partial")]
             assert partial.read_bytes() == WEIGHTS[:FITS]
@@ -84,8 +84,8 @@ def test_a_small_disk(shared: Home, tmp_path: Path, small_disk: Path, name: str)
     with hub.serve({NAME: model()}) as server:
         server.after(name, lambda: fill(small_disk))
         server.fail("cut", name, at=20_000, times=1)
-        refused(pull(shared, small_disk, server), " 0 MiB are free")
-        refused(pull(shared, small_disk, server), " 0 MiB are free")
+        refused(pull(shared, small_disk, server), " 0 MB are free")
+        refused(pull(shared, small_disk, server), " 0 MB are free")
         (small_disk / "filled").unlink()
         assert pull(shared, small_disk, server).status == 0
     (snapshot,) = (small_disk / "hf/hub/models--tiny--llama/snapshots").iterdir()

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from caldrix_protocol import sizes
 from caldrix_protocol.messages import Progress, Pull, Refusal
 from tests.support import daemon, hub
 from tests.support.cli import Home, Screen, finish, new_home
@@ -87,9 +88,17 @@ def test_an_interrupted_download_resumes_inside_the_file(hasty: Home, tmp_path: 
         first.send_signal(signal.SIGINT)
         assert finish(first).status == 130
         listed = finish(start(hasty, tmp_path, server, "models", "list"))
+        (partial,) = (tmp_path / "hf/hub/models--tiny--llama/blobs").glob("*.caldrix-partial")
+        there = partial.stat().st_size
+        planned = finish(start(hasty, tmp_path, server, "models", "plan", NAME))
         server.heal()
-        assert pull(hasty, tmp_path, server).status == 0
+        pulled = pull(hasty, tmp_path, server)
+        assert pulled.status == 0
     assert "(incomplete)" in listed.out
+    said = f"of which {sizes.size(there)} are there)\n"
+    assert f"{NAME}: not in the cache yet: {FILE} 240 kB (240 kB, {said}" in planned.err
+    assert f"{NAME}: downloading {FILE} 240 kB (240 kB, {said}" in pulled.err
+    assert f"{sizes.size(len(WEIGHTS) - there)} " in planned.out.splitlines()[-1]
     small = [request for request in server.requests if request.what == "tokenizer.json"]
     assert len([request for request in small if request.method == "GET"]) == 1
     assert server.sent(FILE) - len(WEIGHTS) <= 1 << 20

@@ -146,9 +146,9 @@ def test_a_plan_downloads_no_weights_and_says_what_a_run_would(shared: Home, tmp
         assert not list((tmp_path / STORAGE / "blobs").glob("*partial*"))
     assert planned["verdict"] == ["fits", "on the cpu lane"]
     assert planned["context"][0] == "256 tokens"
-    assert planned["disk"][0] == "1 MiB"
+    assert planned["disk"][0] == "240 kB"
     local = rows(shared.caldrix("models", "plan", str(MODEL), "--ctx", "256"))
-    assert (local["memory"][0], local["disk"][0]) == (planned["memory"][0], "0 MiB")
+    assert (local["memory"][0], local["disk"][0]) == (planned["memory"][0], "0 B")
 
 
 def test_a_plan_of_what_does_not_fit_ends_as_the_run_does(shared: Home, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_plan_of_what_does_not_fit_ends_as_the_run_does(shared: Home, tmp_path
     assert planned.out.startswith("verdict       does not fit")
     ran = shared.caldrix("run", str(directory), "-p", "hi")
     sentences = [result.err.splitlines()[-1] for result in (planned, ran)]
-    needed = [re.findall(r"needs (\d+) MiB of memory for its weights alone", text) for text in sentences]
+    needed = [re.findall(r"needs (\d+) MB of memory for its weights alone", text) for text in sentences]
     assert needed[0] == needed[1] != []
 
 
@@ -172,9 +172,7 @@ def test_the_refusal_names_the_largest_context_that_would_fit(shared: Home, tmp_
     directory = changed(MODEL, tmp_path / "deep", {"config.json": config})
     planned = shared.caldrix("models", "plan", str(directory), "--ctx", str(1 << 20))
     assert (planned.status, planned.out.split()[:4]) == (1, ["verdict", "does", "not", "fit"])
-    pattern = (
-        r"deep needs \d+ MiB of memory and \d+ MiB are free; the largest --ctx that would fit is (\d+)\n$"
-    )
+    pattern = r"deep needs \d+ MB of memory and \d+ MB are free; the largest --ctx that would fit is (\d+)\n$"
     ran = shared.caldrix("run", str(directory), "--ctx", str(1 << 20), *ONE_TOKEN)
     assert (ran.status, ran.out) == (1, "")
     for result in (planned, ran):

@@ -27,7 +27,7 @@ def test_a_worker_is_counted_with_its_vocabulary_and_what_its_lane_holds() -> No
 
 @pytest.mark.parametrize("passing", [0, 200 * MIB])
 def test_the_largest_context_named_is_the_largest_that_fits(passing: int) -> None:
-    model, free = needs(100 * MIB, passing=passing), 600 * MIB
+    model, free = needs(100 * MIB, passing=passing), 600 * 10**6
     with pytest.raises(Refused) as caught:
         fit.check(model, 10**8, free, model="tiny")
     refused = caught.value
@@ -51,8 +51,8 @@ def test_weights_that_do_not_fit_at_all() -> None:
     with pytest.raises(Refused) as caught:
         fit.check(needs(160 << 30), 2048, 16 << 30, model="huge")
     assert caught.value.code == "run/memory-weights"
-    assert int(caught.value.fields["needed"]) >= 160 << 10
-    assert caught.value.fields["free"] == 16 << 10
+    assert int(caught.value.fields["needed"]) >= (160 << 30) // 10**6
+    assert caught.value.fields["free"] == (16 << 30) // 10**6
 
 
 def test_one_more_conversation_needs_its_state_alone() -> None:
@@ -63,7 +63,7 @@ def test_one_more_conversation_needs_its_state_alone() -> None:
     with pytest.raises(Refused) as caught:
         fit.check_further(state, 1001, 2_048_576, model="tiny")
     assert caught.value.text == (
-        "tiny is loaded, and one more conversation needs 2 MiB of memory of which 1 MiB are free; the "
+        "tiny is loaded, and one more conversation needs 3 MB of memory of which 2 MB are free; the "
         "largest --ctx that would fit is 1000"
     )
     with pytest.raises(Refused) as caught:
