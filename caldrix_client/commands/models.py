@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from caldrix_client.channel import exchange
@@ -14,8 +15,8 @@ from caldrix_client.parse import Models as Command
 from caldrix_client.terminal import safe
 from caldrix_protocol.messages import Known, Message, Models, Pin, Plan, Removal, Remove, Verdict
 from caldrix_protocol.refusals import Refused, sentence
+from caldrix_protocol.sizes import size
 
-MIB = 1 << 20
 LIST_TITLES = ("ALIAS", "REPO", "REVISION", "CACHE", "LICENCE")
 PIN_TITLES = ("ALIAS", "REPO", "COMMIT")
 COMMIT_LENGTH = 40
@@ -87,25 +88,21 @@ def _plan(command: Command, context: Context) -> None:
 
 
 def _figures(verdict: Verdict) -> list[tuple[str, ...]]:
-    """The sum first, then its parts; sizes in MiB."""
+    """The sum first, then its parts."""
     fits = "fits" if verdict.needed <= verdict.free else "does not fit"
     longest = f"the largest that would fit is {verdict.largest_ctx}" if verdict.largest_ctx else "none fits"
     return [
         ("verdict", fits, f"on the {verdict.lane} lane"),
         ("context", f"{verdict.ctx} tokens", longest),
-        ("memory", _mib(verdict.needed), f"{_mib(verdict.free)} are free"),
-        ("  weights", _mib(verdict.weights), "as the lane holds them"),
-        ("  state", _mib(verdict.state), "of a full context"),
-        ("  buffers", _mib(verdict.activations), "of a step"),
-        ("  loading", _mib(verdict.passing), "before state and buffers, in their place"),
-        ("  vocabulary", _mib(verdict.vocabulary), ""),
-        ("  process", _mib(verdict.process), "of a worker without a model, and its encoder"),
-        ("disk", _mib(verdict.disk), f"to come; {_mib(verdict.free_disk)} are free"),
+        ("memory", size(verdict.needed), f"{size(verdict.free)} are free"),
+        ("  weights", size(verdict.weights), "as the lane holds them"),
+        ("  state", size(verdict.state), "of a full context"),
+        ("  buffers", size(verdict.activations), "of a step"),
+        ("  loading", size(verdict.passing), "before state and buffers, in their place"),
+        ("  vocabulary", size(verdict.vocabulary), ""),
+        ("  process", size(verdict.process), "of a worker without a model, and its encoder"),
+        ("disk", size(verdict.disk), f"to come; {size(verdict.free_disk)} are free"),
     ]
-
-
-def _mib(size: int) -> str:
-    return f"{-(-size // MIB)} MiB"
 
 
 def _remove(command: Command, context: Context) -> None:
@@ -114,14 +111,19 @@ def _remove(command: Command, context: Context) -> None:
     if not command.yes and not terminal.interactive:
         raise Refused("usage/no-terminal")
     found = _removal(Remove(model, environment), context)
-    size = round(found.size / 1e6)
+    held = round(found.size / 1e6)
     if not command.yes:
-        terminal.say(sentence("status/removal", model=model, path=found.path, size=size))
+        terminal.say(sentence(_removal_code(found.path), model=model, path=found.path, size=held))
         if not _confirmed(context):
             terminal.say(sentence("status/kept", model=model))
             return
     _removal(Remove(model, environment, really=True), context)
-    terminal.say(sentence("status/removed", model=model, size=size))
+    terminal.say(sentence("status/removed", model=model, size=held))
+
+
+def _removal_code(path: str) -> str:
+    """The hub's library names a repo's directory so; any other is of the demo model, which has one form."""
+    return "status/removal" if os.path.basename(path).startswith("models--") else "status/removal-demo"
 
 
 def _confirmed(context: Context) -> bool:

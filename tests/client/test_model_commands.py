@@ -89,14 +89,14 @@ def test_a_plan_is_a_table_of_the_verdict(home: Home) -> None:
         0,
         "verdict       fits         on the cpu lane\n"
         "context       2048 tokens  the largest that would fit is 8192\n"
-        "memory        600 MiB      900 MiB are free\n"
-        "  weights     257 MiB      as the lane holds them\n"
-        "  state       90 MiB       of a full context\n"
-        "  buffers     5 MiB        of a step\n"
-        "  loading     54 MiB       before state and buffers, in their place\n"
-        "  vocabulary  1 MiB\n"
-        "  process     256 MiB      of a worker without a model, and its encoder\n"
-        "disk          0 MiB        to come; 1 MiB are free\n",
+        "memory        629 MB       944 MB are free\n"
+        "  weights     269 MB       as the lane holds them\n"
+        "  state       94.4 MB      of a full context\n"
+        "  buffers     5.24 MB      of a step\n"
+        "  loading     56.6 MB      before state and buffers, in their place\n"
+        "  vocabulary  1 B\n"
+        "  process     268 MB       of a worker without a model, and its encoder\n"
+        "disk          0 B          to come; 1.05 MB are free\n",
         "",
     )
     assert peer.requests == [Plan("demo", peer.requests[0].environment, ctx=2048)]
@@ -120,6 +120,23 @@ def test_a_list_is_a_table(home: Home) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/cache/models--a--b", "a/b: /cache/models--a--b has 3 MB, with all revisions of the repo\r"),
+        ("/cache/models/smollm2", "a/b: /cache/models/smollm2 has 3 MB\r"),
+    ],
+)
+def test_rm_says_what_it_removes(home: Home, path: str, words: str) -> None:
+    with (
+        Peer(home.address, sending(Removal(path, 3_000_000), Done())),
+        Screen(home, "models", "rm", "a/b") as screen,
+    ):
+        screen.expect(words)
+        screen.press("\r")
+        screen.expect("nothing was removed")
+
+
 def removal(talk: Talk, request: Message) -> None:
     talk.send(Removal("/cache/models--a--b", 3_000_000), Done())
 
@@ -128,7 +145,7 @@ def removal(talk: Talk, request: Message) -> None:
 def test_rm_asks_in_a_terminal(home: Home, typed: str, sent: list[bool]) -> None:
     with Peer(home.address, removal) as peer, Screen(home, "models", "rm", "a/b") as screen:
         screen.expect("a/b: /cache/models--a--b has 3 MB, with all revisions of the repo")
-        screen.expect("remove it? y or n")
+        screen.expect("remove it? [y/N]")
         screen.ready()
         screen.press(typed)
         screen.expect("removed; 3 MB are free again" if True in sent else "nothing was removed")
