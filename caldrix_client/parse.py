@@ -13,6 +13,19 @@ from caldrix_protocol.refusals import Refused
 
 DEFAULT_CTX = 2048
 SHELLS = ("bash", "zsh", "fish")
+ACTIONS = ("list", "plan", "rm", "pin")  # of `caldrix models`
+# What a command is called elsewhere -> what it is here.
+MEANT = {
+    **dict.fromkeys(("ls", "list"), "models list"),
+    **dict.fromkeys(("plan", "show", "info"), "models plan"),
+    **dict.fromkeys(("rm", "remove", "delete"), "models rm"),
+    **dict.fromkeys(("chat", "start", "ask", "generate"), "run"),
+    **dict.fromkeys(("download", "get", "fetch"), "pull"),
+    **dict.fromkeys(("unload", "kill"), "stop"),
+    **dict.fromkeys(("-v", "-V"), "version"),
+    "pin": "models pin",
+    "status": "ps",
+}
 
 
 class Run(NamedTuple):
@@ -105,7 +118,7 @@ class Version(NamedTuple):
 
 
 class Help(NamedTuple):
-    """`caldrix help`: of one command or program, or of all of them."""
+    """`caldrix help`: of one command (`run`, `models plan`) or program, or of all of them."""
 
     topic: str | None = None
 
@@ -134,10 +147,19 @@ def unknown(name: str, names: Iterable[str]) -> Refused:
     """The refusal of a command that is none of `names`; one that is to come is said to be."""
     if name == "serve":
         return Refused("usage/not-available", what="caldrix serve")
-    nearest = options.near(name, [known for known in names if not known.startswith("-")])
+    nearest = MEANT.get(name) or options.near(name, [known for known in names if not known.startswith("-")])
     if nearest is None:
         return Refused("usage/unknown-command", command=name)
     return Refused("usage/misspelt-command", command=name, nearest=nearest)
+
+
+def unknown_of_models(action: str) -> Refused:
+    """The refusal of what `caldrix models` does not do."""
+    nearest = options.near(action, ACTIONS)
+    meant = MEANT.get(action) if nearest is None else f"models {nearest}"
+    if meant is None:
+        return Refused("usage/models-command", given=action)
+    return Refused("usage/misspelt-command", command=f"models {action}", nearest=meant)
 
 
 def _bare(name: str, arguments: list[str]) -> Command:
@@ -151,9 +173,7 @@ def _bare(name: str, arguments: list[str]) -> Command:
 def _help(arguments: list[str]) -> Help:
     if arguments and arguments[0] in HELP_FLAGS:
         return Help("help")
-    if len(arguments) > 1:
-        raise Refused("usage/takes-no-arguments", command=f"help {arguments[0]}", argument=arguments[1])
-    return Help(*arguments)
+    return Help(" ".join(arguments) if arguments else None)
 
 
 def _run(arguments: list[str]) -> Run | Help:
@@ -190,13 +210,15 @@ def _stop(arguments: list[str]) -> Stop | Help:
 
 
 def _models(arguments: list[str]) -> Pull | Models | Help:
-    action, *rest = arguments or ["nothing"]
-    if action in HELP_FLAGS or (rest[:1] and rest[0] in HELP_FLAGS):
+    action, *rest = arguments or ["list"]
+    if action in HELP_FLAGS:
         return Help("models")
+    if action not in ACTIONS:
+        raise unknown_of_models(action)
     if action in ("plan", "rm"):
         return _of_one_model(f"models {action}", partial(Models, action), rest)
-    if action not in ("list", "pin"):
-        raise Refused("usage/models-command", given=action)
+    if rest and rest[0] in HELP_FLAGS:
+        return Help(f"models {action}")
     if rest:
         raise Refused("usage/takes-no-arguments", command=f"models {action}", argument=rest[0])
     return Models(action)
@@ -211,7 +233,7 @@ def _of_one_model(
 ) -> Pull | Models | Help:
     read = _flags(command, arguments)
     if read is None:
-        return Help(command.split()[0])
+        return Help(command)
     values, models = read
     if not models or not models[0]:
         raise Refused("usage/model-needed", command=command)

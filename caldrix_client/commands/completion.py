@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from caldrix_client.commands.help import COMMANDS
+from caldrix_client.commands.help import COMMANDS, MODELS
 from caldrix_client.context import Context
 from caldrix_client.parse import SHELLS, Completion
 from caldrix_protocol.aliases import ALIASES
@@ -25,7 +25,7 @@ ALIAS = "ALIAS"
 ARGUMENTS = {
     "run": Offer(ALIASES, directories=True),
     "pull": Offer(ALIASES),
-    "models": Offer(tuple(COMMANDS["models"].spelled.split("|"))),
+    "models": Offer(tuple(name.removeprefix("models ") for name in MODELS)),
     "models plan": Offer(ALIASES, directories=True),
     "models rm": Offer(ALIASES),
     "stop": Offer(ALIASES, directories=True),
@@ -33,7 +33,6 @@ ARGUMENTS = {
     "help": Offer(tuple(COMMANDS)),
 }
 GROUP = "models"
-SUBCOMMANDS = tuple(f"{GROUP} {name}" for name in ARGUMENTS[GROUP].words)
 
 
 def execute(command: Completion, context: Context) -> int:
@@ -98,7 +97,7 @@ complete -F _caldrix caldrix"""
 
 def _bash() -> str:
     values, flags = [], []
-    for command in (*COMMANDS, *SUBCOMMANDS):
+    for command in (*COMMANDS, *MODELS):
         for option in _flags(command):
             if option.metavar is not None:
                 names = " | ".join(f"'{command} {name}'" for name in _spellings(option))
@@ -157,7 +156,7 @@ fi"""
 def _zsh() -> str:
     commands = [f"        '{name}:{_quoted(command.doc)}'" for name, command in COMMANDS.items()]
     arguments = []
-    for name in (*COMMANDS, *SUBCOMMANDS):
+    for name in (*COMMANDS, *MODELS):
         specs = [spec for option in _flags(name) for spec in _zsh_specs(option)]
         if name in ARGUMENTS:
             specs.append(f"'1:argument:{_zsh_offer(ARGUMENTS[name])}'")
@@ -206,7 +205,7 @@ def _fish() -> str:
         f"complete -c caldrix -n __fish_use_subcommand -a {name} -d '{_quoted(command.doc)}'"
         for name, command in COMMANDS.items()
     ]
-    for name in (*COMMANDS, *SUBCOMMANDS):
+    for name in (*COMMANDS, *MODELS):
         within = f"complete -c caldrix -n '__caldrix_in {name}'"
         lines += [f"{within} {_fish_flag(option)} -d '{_quoted(option.doc)}'" for option in _flags(name)]
         if name in ARGUMENTS:

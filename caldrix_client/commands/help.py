@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from caldrix_client.context import Context
-from caldrix_client.parse import Help, unknown
+from caldrix_client.parse import Help, unknown, unknown_of_models
+from caldrix_protocol.refusals import Refused
 from caldrix_protocol.usage import list_flags
 
 
@@ -19,13 +20,19 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "run": Command("<model> [flags]", "chat with a model, or answer one prompt with -p"),
     "pull": Command("<model> [flags]", "download a model for later"),
-    "models": Command("list|plan|rm|pin", "list models, say what one would need, remove one, pin the aliases"),
+    "models": Command("[list|plan|rm|pin]", "list models, say what one needs, remove one, pin the aliases"),
     "ps": Command("", "list the models that are loaded"),
     "stop": Command("[model|--daemon]", "unload one model or all of them, or end caldrixd too"),
     "doctor": Command("", "show which lanes can run here, and why the others cannot"),
     "completion": Command("bash|zsh|fish", "print what lets this shell complete command lines"),
     "version": Command("", "print the version"),
     "help": Command("[command]", "print this text, or the part of one command"),
+}
+MODELS: dict[str, Command] = {
+    "models list": Command("", "list the aliases and what the cache holds; `caldrix models` does it too"),
+    "models plan": Command("<model> [flags]", "say what a model needs, and whether that is there"),
+    "models rm": Command("<model> [flags]", "remove a model from the cache"),
+    "models pin": Command("", "pin the aliases of a source checkout to their commits"),
 }
 USAGE = "caldrix runs language models on your own machine."
 MODEL = """\
@@ -39,46 +46,65 @@ In a chat, /help lists the commands, Ctrl-C stops an answer, and Ctrl-C or Ctrl-
 
 Exit status: 0 answered; 1 refused or failed, with the reason on stderr; 2 a mistake in the command line;
 129 its terminal was closed; 130 interrupted with Ctrl-C; 141 nobody reads the answer; 143 SIGTERM."""
-WIDTH = 32  # of a command as it is written, in the list of them
 PROGRAM = "caldrixd"
-# Topic -> title -> the command whose records follow it.
+TOPICS = (*COMMANDS, *MODELS, PROGRAM)
+# Whose flags are listed, and under which title.
 FLAGS = {
-    "run": {"caldrix run": "run"},
-    "pull": {"caldrix pull": "pull"},
-    "models": {"caldrix models plan": "models plan", "caldrix models rm": "models rm"},
-    "stop": {"caldrix stop": "stop"},
-    PROGRAM: {"caldrixd, the daemon": "caldrixd"},
+    **{name: f"caldrix {name}" for name in ("run", "pull", "models plan", "models rm", "stop")},
+    PROGRAM: "caldrixd, the daemon",
 }
-# What is said of a topic before its flags, and after them.
-BEFORE = {"run": [MODEL], "pull": [MODEL], "models": [MODEL]}
-AFTER = {"run": [CHAT]}
+OF_A_MODEL = ("run", "pull", "models", "models plan", "models rm")
 
 
 def execute(command: Help, context: Context) -> int:
-    """Raises Refused (usage/unknown-command, usage/misspelt-command) for a topic that is no command."""
+    """Raises Refused (usage/unknown-command, usage/misspelt-command, usage/models-command,
+    usage/takes-no-arguments) for a topic that is no command.
+    """
     context.terminal.result("\n\n".join(_all() if command.topic is None else _of(command.topic)))
     return 0
 
 
+def flags_of(topic: str) -> list[str]:
+    """Those of FLAGS that a topic is about: itself, and what begins with its name."""
+    return [name for name in FLAGS if f"{name} ".startswith(f"{topic} ")]
+
+
 def _all() -> list[str]:
-    lists = [list_flags(title, name) for titles in FLAGS.values() for title, name in titles.items()]
-    return [USAGE, _commands(), MODEL, *lists, CHAT]
+    return [USAGE, _listed(COMMANDS), MODEL, *_lists(list(FLAGS)), CHAT]
 
 
 def _of(topic: str) -> list[str]:
-    names = (*COMMANDS, PROGRAM)
-    if topic not in names:
-        raise unknown(topic, names)
-    command = COMMANDS.get(topic)
-    head = [] if command is None else [f"{_written(topic, command)}: {command.doc}"]
-    lists = [list_flags(title, name) for title, name in FLAGS.get(topic, {}).items()]
-    return [*head, *BEFORE.get(topic, ()), *lists, *AFTER.get(topic, ())]
+    if topic not in TOPICS:
+        raise _unknown(topic)
+    command = {**COMMANDS, **MODELS}.get(topic)
+    parts = [] if command is None else [f"{_written(topic, command)}: {command.doc}"]
+    if topic == "models":
+        parts.append(_listed(MODELS))
+    if topic in OF_A_MODEL:
+        parts.append(MODEL)
+    parts += _lists(flags_of(topic))
+    return [*parts, CHAT] if topic == "run" else parts
+
+
+def _unknown(topic: str) -> Refused:
+    known = max((name for name in TOPICS if topic.startswith(f"{name} ")), key=len, default=None)
+    if known is None:
+        return unknown(topic, TOPICS)
+    rest = topic.removeprefix(f"{known} ")
+    if known == "models":
+        return unknown_of_models(rest)
+    return Refused("usage/takes-no-arguments", command=f"help {known}", argument=rest)
+
+
+def _lists(names: list[str]) -> list[str]:
+    return [list_flags(FLAGS[name], name) for name in names]
 
 
 def _written(name: str, command: Command) -> str:
     return f"caldrix {name} {command.spelled}".rstrip()
 
 
-def _commands() -> str:
-    written = {_written(name, command): command.doc for name, command in COMMANDS.items()}
-    return "\n".join(f"  {line:{WIDTH}}  {doc}" for line, doc in written.items())
+def _listed(commands: dict[str, Command]) -> str:
+    written = {_written(name, command): command.doc for name, command in commands.items()}
+    width = max(map(len, written))
+    return "\n".join(f"  {line:{width}}  {doc}" for line, doc in written.items())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from caldrix_client.parse import Command, Doctor, Help, Ps, Run, Stop, Version, parse
+from caldrix_client.parse import Command, Doctor, Help, Models, Ps, Run, Stop, Version, parse
 from caldrix_protocol.options import defaults
 from caldrix_protocol.refusals import Refused
 
@@ -26,7 +26,11 @@ PLAIN = Run("m", **defaults("run"))
         (["completion", "-h"], Help("completion")),
         (["pull", "m", "--help"], Help("pull")),
         (["models", "--help"], Help("models")),
-        (["models", "rm", "m", "--help"], Help("models")),
+        (["models", "rm", "m", "--help"], Help("models rm")),
+        (["models", "pin", "-h"], Help("models pin")),
+        (["help", "models", "plan"], Help("models plan")),
+        (["models"], Models("list")),
+        (["models", "list"], Models("list")),
         (["version"], Version()),
         (["--version"], Version()),
         (["ps"], Ps()),
@@ -75,7 +79,6 @@ def test_the_fields_of_run_are_the_keys_of_its_options() -> None:
         (["run", "m", "--cpu-isa", "native", "--backend", "metal"], "run/cpu-only-flag"),
         (["run", "m", "-p", "a\udcffb"], "usage/prompt-utf8"),
         (["run", "m", "--system", "a\udcffb"], "usage/prompt-utf8"),
-        (["help", "run", "stop"], "usage/takes-no-arguments"),
         (["run", "m", "--", "x"], "run/unknown-flag"),
         (["run", "m", "--temp", "1"], "run/misspelt-flag"),
         (["pull", "m", "--quite"], "usage/misspelt-flag"),
@@ -89,3 +92,31 @@ def test_what_has_no_meaning_is_refused(line: list[str], code: str) -> None:
     with pytest.raises(Refused) as refused:
         parse(line)
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("line", "nearest"),
+    [
+        (["ls"], "models list"),
+        (["list"], "models list"),
+        (["rm", "demo"], "models rm"),
+        (["plan", "demo"], "models plan"),
+        (["chat", "demo"], "run"),
+        (["start"], "run"),
+        (["download", "demo"], "pull"),
+        (["-v"], "version"),
+        (["-V"], "version"),
+        (["--verison"], "version"),
+        (["models", "ls"], "models list"),
+        (["models", "lsit"], "models list"),
+        (["models", "show", "demo"], "models plan"),
+        (["models", "remove", "demo"], "models rm"),
+        (["models", "pull", "demo"], None),
+        (["models", "nope"], None),
+        (["nope"], None),
+    ],
+)
+def test_what_a_command_is_called_elsewhere_is_told(line: list[str], nearest: str | None) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(line)
+    assert refused.value.fields.get("nearest") == nearest
