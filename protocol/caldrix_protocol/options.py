@@ -56,6 +56,14 @@ HELP_FLAGS = ("-h", "--help")
 # Commands whose unknown flags are the engine's, which refuses them; elsewhere every flag is caldrix's own.
 ENGINES_FLAGS = ("run",)
 
+# What flags of other programs that run models are here.
+MEANT = {
+    "-n": "--max-tokens",
+    "-c": "--ctx",
+    "-t": "--temperature or --threads",
+    "--verbose": "--stats",
+}
+
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -424,6 +432,8 @@ def _unknown(command: str, flag: str) -> Refused:
     accepted = [option for option in options_of(command) if is_accepted(option)]
     nearest = near(flag, [name for option in accepted for name in (option.name, *option.aliases)])
     engines = command in ENGINES_FLAGS
+    if engines:
+        nearest = MEANT.get(flag, nearest)
     if nearest is None:
         return Refused("run/unknown-flag" if engines else "usage/unknown-flag", flag=flag)
     return Refused("run/misspelt-flag" if engines else "usage/misspelt-flag", flag=flag, nearest=nearest)

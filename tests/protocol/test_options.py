@@ -15,6 +15,7 @@ from caldrix_protocol.options import (
     DTYPES,
     ISAS,
     KERNELS,
+    MEANT,
     OPTIONS,
     check_together,
     defaults,
@@ -316,6 +317,8 @@ def test_what_caldrix_itself_refuses_has_status_2(flag: str, text: str | None, w
         ("--quite", "--quiet"),
         ("--max", "--max-tokens"),
         ("-P", "-p"),
+        ("-n", "--max-tokens"),
+        ("-t", "--temperature or --threads"),
     ],
 )
 def test_any_other_flag_of_run_is_the_engines(flag: str, nearest: str | None) -> None:
@@ -324,6 +327,11 @@ def test_any_other_flag_of_run_is_the_engines(flag: str, nearest: str | None) ->
     assert refused.text.startswith(f"unknown flag {flag}; ")
     assert refused.fields.get("nearest") == nearest
     assert EXIT_STATUS[refused.kind] == 1
+
+
+def test_what_a_flag_is_called_elsewhere_leads_to_one_that_is_accepted() -> None:
+    for meant in MEANT.values():
+        assert all(is_accepted(find("run", flag)) for flag in meant.split(" or "))
 
 
 @pytest.mark.parametrize("command", ["stop", "ps", "doctor", "caldrixd", "version"])
