@@ -188,7 +188,7 @@ def _run(arguments: list[str]) -> Run | Help:
         return Help("run")
     values, others = read
     if others:
-        raise Refused("usage/extra-argument", command="run", argument=others[0])
+        raise Refused("usage/bare-prompt", argument=others[0])
     options.check_together(values)
     if values["raw"] and values["system"] is not None:
         raise Refused("usage/system-raw", name="--system")

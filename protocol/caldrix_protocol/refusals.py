@@ -36,6 +36,11 @@ _TABLE: tuple[Row, ...] = (
     Row("usage/misspelt-command", USAGE, "unknown command {command}; did you mean {nearest}?"),
     Row("usage/takes-no-arguments", USAGE, "{command} takes no arguments, got {argument}"),
     Row("usage/extra-argument", USAGE, "{command} takes one model, got also {argument}"),
+    Row(
+        "usage/bare-prompt",
+        USAGE,
+        "run takes one model, got also {argument}; a prompt is given with -p, in quotes if it has spaces",
+    ),
     Row("usage/model-needed", USAGE, "the model is required: caldrix {command} <model>"),
     Row("usage/models-command", USAGE, "models takes list, plan, rm or pin, got {given}"),
     Row(

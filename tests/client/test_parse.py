@@ -84,7 +84,8 @@ def test_the_fields_of_run_are_the_keys_of_its_options() -> None:
         (["pull", "m", "--quite"], "usage/misspelt-flag"),
         (["stpo"], "usage/misspelt-command"),
         ([""], "usage/unknown-command"),
-        (["run", "m", "-"], "usage/extra-argument"),
+        (["run", "m", "-"], "usage/bare-prompt"),
+        (["stop", "m", "n"], "usage/extra-argument"),
         (["stop", "--daemon", "m"], "usage/stop-both"),
     ],
 )
