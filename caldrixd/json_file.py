@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 from caldrix_protocol.refusals import Refused
 
 MAX_DIGITS = 400
+_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 START = 64  # bytes of a file that tell what it is not
 
 
@@ -100,8 +102,13 @@ def _integer(digits: str) -> int:
 
 def reason_of(error: BaseException, limit: int = 200) -> str:
     """One short line about a library's or the system's error."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else without_number(str(error))
     return " ".join(text.split())[:limit] or type(error).__name__
+
+
+def without_number(text: str) -> str:
+    """What a library says of the system's errors, without their numbers."""
+    return _NUMBER.sub("", text)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def convert(gguf: Path, directory: Path) -> None:
         _write_json(directory / "tokenizer_config.json", tokenizer_config(metadata))
         build_tokenizer(metadata).save(str(directory / "tokenizer.json"), pretty=False)
         _write_weights(reader.tensors, metadata, directory / WEIGHTS)
-    except (KeyError, ValueError, IndexError, OSError) as error:
+    except OSError as error:
+        raise Refused("demo/conversion", reason=error.strerror or error) from error
+    except (KeyError, ValueError, IndexError) as error:
         raise Refused("demo/conversion", reason=f"{type(error).__name__}: {error}") from error
 
 

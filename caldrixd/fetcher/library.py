@@ -24,6 +24,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, get_session
 
 from caldrix_protocol.refusals import Refused
+from caldrixd.json_file import without_number
 from caldrixd.models.hub import COMMIT, Repo
 
 # The base of everything the library's HTTP package raises; which package that is depends on its version.
@@ -362,5 +363,5 @@ def _place(url: str) -> str:
 
 
 def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in without_number(str(error)).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__

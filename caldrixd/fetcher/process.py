@@ -50,7 +50,7 @@ async def fetch_demo(cache: Path, environment: Mapping[str, str], report: Report
 async def look_up_commits(
     names: list[str], environment: Mapping[str, str], seconds: float, report: Report
 ) -> None:
-    """Report a Known with the commit of each repo, or a Notice. Raises Refused "hub/fetcher-died"."""
+    """Report a Known with the commit of each repo, or a Notice. Raises Refused "hub/..."."""
     arguments = ["commits", str(cache_root(environment)), f"{seconds}", *names]
     async with _running(arguments, with_library(environment, seconds)) as process:
         last = await _relay(process, report)

@@ -15,7 +15,8 @@ from caldrixd.models import aliases, hub, pins
 async def handle(request: Pin, client: Client, services: Services) -> Message:
     """A repo of which the hub does not tell is a notice, and in the end Refused "pin/incomplete".
 
-    Refused also "pin/offline" and what `pins` refuses, before anything is asked.
+    Refused also "pin/offline" and what `pins` refuses, before anything is asked, and "hub/..." when the hub
+    does not answer.
     """
     environment = services.environment(request.environment)
     if variable := hub.offline_variable(environment):
@@ -33,10 +34,16 @@ async def handle(request: Pin, client: Client, services: Services) -> Message:
                 client.send(message._replace(alias=name, licence=alias.licence))
 
     repos = list(dict.fromkeys(alias.repo for alias in aliases.HUB.values()))
-    await look_up_commits(repos, environment, services.fetches.seconds, report)
+    failed: Refused | None = None
+    try:
+        await look_up_commits(repos, environment, services.fetches.seconds, report)
+    except Refused as refused:
+        failed = refused
     if commits:
         changed = await to_thread.run_sync(pins.rewrite, commits)
         client.send(as_status("status/pinned", path=aliases.TABLE, page=pins.PAGE, count=changed))
+    if failed is not None:
+        raise failed
     left = [name for name, alias in aliases.HUB.items() if alias.repo not in commits]
     if left:
         raise Refused("pin/incomplete", names=", ".join(left), path=aliases.TABLE)

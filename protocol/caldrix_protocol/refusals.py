@@ -317,8 +317,7 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "hub/unreachable",
         RUN,
-        "{model}: the hub at {host} cannot be reached: {reason}; check the network and the proxy "
-        "variables; a model directory and `demo` need no hub",
+        "{model}: the hub at {host} cannot be reached: {reason}; check the network and the proxy variables",
     ),
     Row(
         "hub/certificates",

@@ -139,7 +139,8 @@ def test_what_needs_no_proxy_goes_past_it(misled: Home, tmp_path: Path, variable
 
 def test_a_proxy_that_is_not_there(misled: Home, tmp_path: Path) -> None:
     told = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": NOWHERE}
-    refused(pull(misled, tmp_path, told), "hub.invalid", "cannot be reached", "the proxy variables")
+    result = pull(misled, tmp_path, told)
+    refused(result, "the hub at hub.invalid cannot be reached: Connection refused; check the network and")
 
 
 @pytest.mark.parametrize("content", ["none", None])

@@ -23,7 +23,7 @@ def run_probe(name: str, environment: Mapping[str, str]) -> Finding:
     except subprocess.TimeoutExpired:
         return _failed(name, f"no answer within {PROBE_SECONDS:.0f} s")
     except OSError as error:
-        return _failed(name, str(error))
+        return _failed(name, error.strerror or str(error))
     if done.returncode != 0:
         return _failed(name, _how_it_ended(done))
     try:
