@@ -359,7 +359,6 @@ def test_a_directory_of_the_users_is_never_removed(shared: Home, tmp_path: Path)
         (["stop", ""], "the model is required: caldrix stop <model>"),
         (["pull", "a/b", "c/d"], "pull takes one model, got also c/d"),
         (["pull", "a/b", "--ctx", "5"], "unknown flag --ctx"),
-        (["models"], "models takes list, plan, rm or pin, got nothing"),
         (["models", "drop"], "models takes list, plan, rm or pin, got drop"),
         (["models", "plan"], "the model is required: caldrix models plan <model>"),
         (["models", "list", "x"], "models list takes no arguments, got x"),

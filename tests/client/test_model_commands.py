@@ -42,7 +42,7 @@ VERDICT = Verdict(
         (["models", "list"], Models("list")),
         (["models", "pin"], Models("pin")),
         (["models", "-h"], Help("models")),
-        (["models", "list", "-h"], Help("models")),
+        (["models", "list", "-h"], Help("models list")),
         (["models", "plan", "m"], Models("plan", "m")),
         (
             ["models", "plan", "m", "--ctx=9", "--backend", "cpu", "--threads", "2", "--dtype", "bf16"],
