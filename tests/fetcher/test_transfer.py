@@ -263,3 +263,16 @@ def test_a_slow_host_is_asked_again_and_then_named(tmp_path: Path) -> None:
         "bytes a second for 60 s; run the command again to go on from there"
     )
     assert source.offsets == [0, 5000, 5001, 5002]
+
+
+@pytest.mark.parametrize(
+    ("left", "there"),
+    [((), 0), ((0,), 0), ((3, 5000, 7), 5000), ((len(DATA),), len(DATA) - 1), ((len(DATA) + 1,), 0)],
+)
+def test_what_is_there_is_what_the_next_attempt_goes_on_behind(
+    tmp_path: Path, left: tuple[int, ...], there: int
+) -> None:
+    """A file that lacks its name alone is still to come, if only by a byte."""
+    for number, length in enumerate(left):
+        (tmp_path / f"{FILE.digest}.{number}{transfer.SUFFIX}").write_bytes(bytes(length))
+    assert transfer.begun(tmp_path, FILE) == there
