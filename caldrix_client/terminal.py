@@ -123,6 +123,11 @@ class Terminal:
         if not self._quiet:
             self.say(text)
 
+    def hint(self, text: str) -> None:
+        """A status line for a person who types and sees it."""
+        if self.interactive and self._messages_on_screen:
+            self.status(text)
+
     def progress(self, what: str, done: int, total: int, unit: str) -> None:
         """Redraw the progress line; nothing where stderr is no terminal that can redraw."""
         if not self._messages_on_screen or not self._styled or self._quiet or self._midline:

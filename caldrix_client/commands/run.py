@@ -68,6 +68,7 @@ def _chat(speaker: Speaker, conversation: Conversation, context: Context, reques
         from caldrix_client.history import History
 
         context.terminal.remember(History(os.path.join(state_directory(context.environment), "history")))
+    context.terminal.hint(sentence("status/chat"))
     return Chat(speaker, conversation, again).run()
 
 

@@ -738,6 +738,7 @@ _TABLE: tuple[Row, ...] = (
     ),
     Row("status/progress-open", STATUS, "{what}: {done} {unit}"),
     Row("status/chat-reset", STATUS, "the conversation is cleared"),
+    Row("status/chat", STATUS, "/help lists the commands; /quit or Ctrl-D ends the chat"),
     Row(
         "status/chat-undo", STATUS, "the last message and its answer are taken back; exchanges left: {count}"
     ),

@@ -15,6 +15,8 @@ from caldrix_protocol.messages import Delta, Done, Generate, Message, Open, Prog
 from tests.support.cli import SECONDS, Home, Screen
 from tests.support.peer import Model, Peer, Talk, say, texts
 
+HINT = "caldrix: /help lists the commands; /quit or Ctrl-D ends the chat\r\n"
+
 
 def conversations(peer: Peer) -> list[list[tuple[str, str]]]:
     return [texts(request) for request in peer.requests if type(request) is Generate]
@@ -59,7 +61,15 @@ def test_plain_shows_no_escape_sequence(home: Home) -> None:
         screen.expect("a\r\n> ")
         screen.press("\x04")
         assert screen.end() == 0
-    assert screen.shown == "> x\r\na\r\n> \r\n"
+    assert screen.shown == f"{HINT}> x\r\na\r\n> \r\n"
+
+
+def test_a_chat_that_is_quiet_begins_with_its_prompt(home: Home) -> None:
+    with Peer(home.address, Model()), Screen(home, "run", "demo", "--plain", "--quiet") as screen:
+        screen.expect("> ")
+        screen.press("\x04")
+        assert screen.end() == 0
+    assert screen.shown == "> \r\n"
 
 
 def test_ctrl_c_at_the_prompt_ends_the_chat_with_0(home: Home) -> None:

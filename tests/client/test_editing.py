@@ -210,7 +210,7 @@ def test_a_terminal_that_cannot_move_its_cursor_has_plain_lines(home: Home, term
         screen.expect("a\r\n> ")
         screen.press("\x04")
         assert screen.end() == 0
-    assert screen.shown == "> x\r\na\r\n> \r\n"
+    assert screen.shown.endswith(" ends the chat\r\n> x\r\na\r\n> \r\n")
 
 
 def test_no_colour_is_ever_used(home: Home) -> None:
