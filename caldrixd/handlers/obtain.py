@@ -31,7 +31,7 @@ async def obtain(
     """
     environment = services.environment(own)
     if resolved.directory is not None:
-        send(as_status("status/directory", model=resolved.directory.name, path=resolved.directory))
+        send(as_status("status/directory", path=resolved.directory))
         return resolved.directory
     if resolved.repo is None:
         return await _demo(resolved, environment, send)

@@ -113,14 +113,6 @@ def look(repo: Repo, cache: Path) -> Cached | None:
     return Cached(directory, lacking(directory, record.sizes), certain)
 
 
-def name_of(directory: Path) -> str:
-    """What to call a model directory: its name, or the repo's where it is a snapshot of the cache."""
-    storage = directory.parent.parent.name
-    if COMMIT.fullmatch(directory.name) and storage.startswith("models--"):
-        return storage.removeprefix("models--").replace("--", "/")
-    return directory.name
-
-
 def lacking(directory: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The files that are not there, or not with their size in bytes."""
     return tuple(name for name, size in sizes.items() if _size(directory / name) != size)

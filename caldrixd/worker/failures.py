@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 
 from caldrix_protocol.connection import as_refusal
 from caldrix_protocol.messages import Load, Refusal
@@ -13,14 +12,13 @@ from caldrixd import limits, log
 
 def refusal_for(error: BaseException, wanted: Load) -> Refusal:
     """The sentence for any exception."""
-    model = os.path.basename(wanted.directory)
     if isinstance(error, Refused):
         return as_refusal(error)
-    found = limits.exhausted(error, f"the worker process of {model}")
+    found = limits.exhausted(error, f"the worker process of {wanted.model}")
     if found is not None:
         return as_refusal(found)
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return as_refusal(Refused("worker/out-of-memory", model=model))
+        return as_refusal(Refused("worker/out-of-memory", model=wanted.model))
     return as_refusal(Refused("daemon/internal", id=log.incident(error)))
 
 
@@ -30,6 +28,5 @@ def broken_installation(error: ImportError, wanted: Load) -> Refusal:
     reason = lines[-1].removeprefix("Original error was: ")
     memory = limits.in_force(*limits.MEMORY)
     if memory:
-        model = os.path.basename(wanted.directory)
-        return as_refusal(Refused("worker/limited", model=model, reason=reason, limits=memory))
+        return as_refusal(Refused("worker/limited", model=wanted.model, reason=reason, limits=memory))
     return as_refusal(Refused("worker/did-not-start", reason=reason))

@@ -14,7 +14,7 @@ from caldrixd.engine.engine import Engine
 from caldrixd.lanes import cpu
 from caldrixd.lanes.drivers import compiler, kernel_cache
 from caldrixd.lanes.lane import Loader, Program, Report, Variant
-from caldrixd.models import fit, gate, hub, weights
+from caldrixd.models import fit, gate, weights
 from caldrixd.spec import ModelSpec
 from caldrixd.text import template, tokenizer
 from caldrixd.text.template import ChatTemplate
@@ -57,7 +57,7 @@ def load(wanted: Load, environment: Mapping[str, str], report: Report) -> Model:
     turns = template.load(directory)
     checkpoint = weights.open_checkpoint(directory, family.stacked)
     checkpoint.check(plan, family.ignored, architecture=spec.architecture)
-    report("status/loading", {"model": hub.name_of(directory), "size": checkpoint.size // 1_000_000})
+    report("status/loading", {"model": wanted.model, "size": checkpoint.size // 1_000_000})
     with ThreadPoolExecutor(1) as beside:
         words = beside.submit(tokenizer.load, directory, spec)
         program = LANES[wanted.lane](

@@ -172,7 +172,8 @@ class Worker:
     async def _converse(self, channel: Channel) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(channel.write)
-            channel.send(Load(self.key.directory, self.key.lane, self.key.isa, self.key.kernels))
+            key = self.key
+            channel.send(Load(self.name, key.directory, key.lane, key.isa, key.kernels))
             try:
                 while (message := await channel.receive()) is not None:
                     self._dispatch(message)

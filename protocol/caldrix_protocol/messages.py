@@ -376,8 +376,12 @@ class Refusal(NamedTuple):
 
 
 class Load(NamedTuple):
-    """First frame to a worker: load this directory. Answered by events, then `ready` or `refused`."""
+    """First frame to a worker: load this directory. Answered by events, then `ready` or `refused`.
 
+    `model` is what people read of it, as `ps` has it.
+    """
+
+    model: Annotated[str, _PATH]
     directory: Annotated[str, _PATH]
     lane: Annotated[str, one_of("cpu", "hip", "metal")]
     isa: Annotated[str, _ISA] = "native"

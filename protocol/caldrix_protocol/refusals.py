@@ -701,7 +701,7 @@ _TABLE: tuple[Row, ...] = (
     Row("status/confirm", STATUS, "remove it? [y/N]"),
     Row("status/removed", STATUS, "{model}: removed; {size} MB are free again"),
     Row("status/kept", STATUS, "{model}: nothing was removed"),
-    Row("status/directory", STATUS, "{model}: read from the directory {path}"),
+    Row("status/directory", STATUS, "reading the directory {path}"),
     Row("status/downloading", STATUS, "{model}: downloading {files} ({size})"),
     Row(
         "status/going-on",

@@ -19,7 +19,10 @@ from tests.support.cli import Home, Screen
 from tests.support.models import smollm2, tiny
 
 LLAMA = str(tiny("tiny-llama"))
-FULL = "the context of {} tokens is full, so the answer ends here; restart with a larger --ctx"
+FULL = (
+    "the context of {} tokens is full, so the answer ends here; a larger --ctx holds more, "
+    "up to what the model was made for"
+)
 
 
 def objects(out: str) -> list[dict[str, Any]]:
@@ -28,7 +31,7 @@ def objects(out: str) -> list[dict[str, Any]]:
 
 def said(err: str) -> list[str]:
     """What stderr says, but for the lines about the model and the daemon."""
-    about = ("started caldrixd", "tiny-llama: ", "loading ", "backend ", "cpu: ", "compil", "kernels ")
+    about = ("started caldrixd", "reading the ", "loading ", "backend ", "cpu: ", "compil", "kernels ")
     lines = [line.removeprefix("caldrix: ") for line in err.splitlines()]
     return [line for line in lines if not line.startswith(about)]
 

@@ -198,7 +198,16 @@ def test_a_plan_says_how_long_a_context_would_fit(shared: Home) -> None:
 def test_of_the_demo_model_nothing_is_known_before(home: Home, tmp_path: Path) -> None:
     empty = home.caldrix("models", "plan", "demo", XDG_CACHE_HOME=str(tmp_path))
     assert (empty.status, empty.out) == (1, "")
-    assert "caldrix pull demo fetches it" in empty.err
+    assert "caldrix pull demo fetches it (92.9 MB to download, 269 MB on disk)" in empty.err
+
+
+def test_a_load_has_the_name_that_ps_and_stop_know(home: Home, tmp_path: Path) -> None:
+    with hub.serve({"HuggingFaceTB/SmolLM2-135M": model(commit=PIN)}) as server:
+        for name in ("smollm2", str(MODEL)):
+            result = ask(home, tmp_path, server, "run", name, *ONE_TOKEN)
+            assert f"caldrix: loading {name} (0 MB)" in result.err.splitlines()
+            assert name in home.caldrix("ps").out
+            assert home.caldrix("stop", name).status == 0
 
 
 # --- models list and rm -------------------------------------------------------------------------------

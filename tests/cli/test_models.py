@@ -90,7 +90,7 @@ def test_an_existing_directory_always_wins(shared: Home, place: Path, argument: 
 def taken(directory: Path) -> Result:
     """What is said of an empty directory, once it is the one that was meant."""
     said = (
-        f"{directory.name}: read from the directory {directory}",
+        f"reading the directory {directory}",
         f"{directory}: inferno needs config.json, a supported tokenizer and *.safetensors",
     )
     return Result(1, "", "".join(f"caldrix: {line}\n" for line in said))

@@ -39,7 +39,7 @@ def test_the_same_prompt_gives_the_same_text_as_json(shared: Home) -> None:
     assert result.status == 0
     assert result.out.removesuffix("\n") == text.removesuffix("\n")
     said = result.err.splitlines()
-    assert said[0].startswith("caldrix: tiny-llama: read from the directory ")
+    assert said[0].startswith("caldrix: reading the directory ")
     assert "caldrix: backend cpu (auto; `caldrix doctor` shows why)" in said
     assert said[-1].startswith("caldrix: load ")
 

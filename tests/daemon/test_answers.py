@@ -40,7 +40,7 @@ from tests.support.daemon import SECONDS, raw
 from tests.support.models import oracle_program, reference, tiny
 
 PROMPT = reference("tiny-llama")["prompts"][0]
-LOAD = Load(str(tiny("tiny-llama")), "cpu")
+LOAD = Load("tiny", str(tiny("tiny-llama")), "cpu")
 
 
 class Panic(BaseException):

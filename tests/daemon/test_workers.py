@@ -352,7 +352,7 @@ def test_a_worker_ends_with_its_socket(home: Home) -> None:
     with ours, theirs:
         worker = subprocess.Popen(command, env=home.environment, pass_fds=[theirs.fileno()], cwd="/")
         theirs.close()
-        ours.sendall(Connection("parent").send(Load(str(tiny("tiny-llama")), "cpu")))
+        ours.sendall(Connection("parent").send(Load("tiny", str(tiny("tiny-llama")), "cpu")))
         ours.shutdown(socket.SHUT_WR)
         assert worker.wait(SECONDS) == 0
 

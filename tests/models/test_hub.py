@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.models.hub import Record, Repo, cache_root, look, name_of, offline_variable, write_record
+from caldrixd.models.hub import Record, Repo, cache_root, look, offline_variable, write_record
 
 COMMIT = "0123456789" * 4
 PINNED = Repo("owner/name", COMMIT)
@@ -151,9 +151,3 @@ def test_a_record_that_cannot_be_used_is_as_none(cache: Path, text: str) -> None
     found = look(MAIN, cache)
     assert found is not None
     assert found.complete
-
-
-def test_a_snapshot_is_called_by_its_repo(cache: Path) -> None:
-    assert name_of(MAIN.snapshot(cache, COMMIT)) == "owner/name"
-    assert name_of(Path("/models/smollm2")) == "smollm2"
-    assert name_of(Path("/models") / COMMIT) == COMMIT

@@ -85,7 +85,7 @@ SAMPLES: tuple[m.Message, ...] = (
         "the prompt has 9 tokens",
         {"tokens": 9, "ctx": 8, "free": 1.5, "model": "demo"},
     ),
-    m.Load("/models/smollm2", "cpu", "x86-64-v3", "numba"),
+    m.Load("demo", "/models/smollm2", "cpu", "x86-64-v3", "numba"),
     m.Attach(9, 3, b"\x00\xff"),
     m.Begin(9, encode(m.Generate(7, None, ({"type": "text", "text": "Once"},), 8)), 2048, "f32", 2, 1),
     m.Abort(9),

@@ -20,7 +20,7 @@ from caldrixd.worker import main as _worker  # noqa: F401 - all that a worker im
 def main(directory: str, arithmetic: str, *lengths: str) -> None:
     load_kernels(Variant(), os.environ, lambda *_: None)
     before = memory("VmRSS")
-    program = loading.load(Load(directory, "cpu"), os.environ, lambda *_: None).program
+    program = loading.load(Load(directory, directory, "cpu"), os.environ, lambda *_: None).program
     for number, ctx in enumerate(map(int, lengths)):
         _fill(Engine(program, cache_bytes=0), Request(number, (5,) * (ctx * 15 // 16), ctx, dtype=arithmetic))
         sys.stdout.write(f"{memory('VmHWM') - before}\n")
