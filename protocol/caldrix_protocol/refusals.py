@@ -640,7 +640,8 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "demo/not-yet",
         RUN,
-        "the demo model is not in the cache, and nothing is known of it before; caldrix pull demo fetches it",
+        "the demo model is not in the cache, and what it needs is known once it is there; caldrix pull demo "
+        "fetches it ({download} to download, {size} on disk)",
     ),
     Row("demo/disk", RUN, "the demo model needs {needed} MB of disk at {path}, and {free} MB are free"),
     Row("demo/conversion", RUN, "the demo model could not be converted: {reason}"),
@@ -670,7 +671,8 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "notice/context-full",
         NOTICE,
-        "the context of {ctx} tokens is full, so the answer ends here; restart with a larger {flag}",
+        "the context of {ctx} tokens is full, so the answer ends here; a larger {flag} holds more, "
+        "up to what the model was made for",
     ),
     Row(
         "notice/kernel-cache",
@@ -737,8 +739,8 @@ _TABLE: tuple[Row, ...] = (
         "{what}: [{bar}] {percent} % of {size}, {rate}/s, {left} left",
     ),
     Row("status/progress-open", STATUS, "{what}: {done} {unit}"),
-    Row("status/chat-reset", STATUS, "the conversation is cleared"),
     Row("status/chat", STATUS, "/help lists the commands; /quit or Ctrl-D ends the chat"),
+    Row("status/chat-reset", STATUS, "the conversation is cleared"),
     Row(
         "status/chat-undo", STATUS, "the last message and its answer are taken back; exchanges left: {count}"
     ),
