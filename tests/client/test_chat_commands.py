@@ -210,7 +210,10 @@ def test_an_answer_that_fills_the_context_says_so(home: Home) -> None:
     def full(talk: Talk, request: Message) -> None:
         say(talk, "x", finish_reason="length", ids=(1, 2, 3))
 
-    words = said("the context of 64 tokens is full, so the answer ends here; restart with a larger --ctx")
+    words = said(
+        "the context of 64 tokens is full, so the answer ends here; a larger --ctx holds more, "
+        "up to what the model was made for"
+    )
     assert chat(home, Model(full), "a", flags=("--ctx", "64"))[3] == words
     assert chat(home, Model(full), "a", flags=("--ctx", "64", "--max-tokens", "9"))[3] == words
     assert chat(home, Model(full), "a", flags=("--ctx", "64", "--max-tokens", "3"))[3] == ""
