@@ -75,10 +75,16 @@ INLINE void panel(
 {
     const int count = vectors * PARTS;
     const int per_step = form == AT_BF16 || form == DOT ? 2 : 1;
+    // A few rows take about as long as reading the weights, see linear/numba_cpu.py.
+    const int ahead = per_step == 2 && vectors == 2 && rows >= 2 && rows <= 8;
     reg sums[MOST_SUMS];
     UNROLLED for (int i = 0; i < rows * count; i++) sums[i] = reg_broadcast(0.0f);
     int64_t x_rows[3] = {x, x + 4 * x_stride, x + 8 * x_stride};
     for (int64_t steps = columns / per_step; steps > 0; steps--) {
+        if (ahead) {
+            __builtin_prefetch((const void *)(w + AT_PREFETCH));
+            __builtin_prefetch((const void *)(w + AT_PREFETCH + 64));
+        }
 #if HAS_BF16
         if (form == DOT) dot_step(rows, count, w, x_rows, x_stride, sums);
 #endif

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import kernel, routine
 from caldrix_kernels.intrinsics.vector import HAS_BF16, WIDE
-from caldrix_kernels.step.layout import ACT_BF16
+from caldrix_kernels.step.layout import ACT_BF16, PREFETCH
 
 
 def _bf16_step(builder, weights, count):
@@ -59,6 +59,9 @@ def make_panel(rows, form, unroll=1, vectors=2):
     `w_stride` is the distance of loop steps. x is float32; for form "dot" x and w are bfloat16 and
     the instruction adds two products at a time (rounded differently: `--dtype bf16` only).
     """
+    # A few rows take about as long as reading the weights, which then must not wait for each other. One row
+    # is faster without, and twelve are too slow to wait for memory.
+    ahead = form in ("bf16", "dot") and vectors == 2 and 2 <= rows <= 8
 
     @intrinsic
     def panel(typing, w, w_stride, x, x_stride, columns, out, out_stride):
@@ -73,6 +76,9 @@ def make_panel(rows, form, unroll=1, vectors=2):
                 for part in range(unroll):
                     step = builder.add(builder.mul(index, v.const(unroll)), v.const(part))
                     x_offset = builder.mul(step, v.const(x_bytes))
+                    if ahead:
+                        for line in (0, 64):
+                            v.prefetch(builder, v.offset(builder, weights, PREFETCH + line))
                     accumulate = _dot_step if form == "dot" else _fma_step
                     accumulators = accumulate(builder, form, weights, inputs, x_offset, accumulators)
                     weights = builder.add(weights, w_stride)

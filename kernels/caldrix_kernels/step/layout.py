@@ -191,6 +191,7 @@ TILE_ROWS = 12  # most input rows that meet a panel at once
 ROW_BLOCK = 11 * TILE_ROWS  # rows of a linear's item
 RUN_QUERIES = 24  # queries that share the reading of a block of keys and values, unless a group has more
 BLOCK = 128  # positions of an attention block
+PREFETCH = 4096  # bytes ahead of what a tile of several rows reads of its weights
 SMALL_ROWS = 8  # up to this many rows every thread norms for itself instead of meeting at a barrier
 SPLIT_ROWS = 16  # up to this many rows attention is split over blocks
 
