@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from caldrix_protocol.refusals import Refused
 from caldrixd.lanes.lane import Program, Snapshot
 
-# Positions in one piece of a slot's memory.
-PIECE = 64
 # A lane holds recurrent state twice: as it is committed, and what a step makes of it.
 STATES = 2
 # The newest of a sequence: the last prompt's, and those of turns that a user may go back to.
@@ -123,8 +121,8 @@ class SlotCache:
         )
 
     def _state_bytes(self, tokens: int) -> int:
-        plan = self._program.plan
-        return plan.kv_bytes(-(-tokens // PIECE) * PIECE) + STATES * plan.recurrent_bytes
+        plan, block = self._program.plan, self._program.block
+        return plan.kv_bytes(-(-tokens // block) * block) + STATES * plan.recurrent_bytes
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

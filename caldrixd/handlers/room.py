@@ -12,8 +12,8 @@ from caldrixd.plan.plan import Plan
 from caldrixd.worker.pool import Pool
 from caldrixd.worker.process import Worker
 
-# Tokens whose keys and values are held together.
-BLOCK = 64
+# Tokens whose keys and values are held together, as the lanes do.
+BLOCK = 128
 # Recurrent state as it is, as a step makes it, and as it was at the prompt's end.
 COPIES = 3
 

@@ -39,6 +39,7 @@ class CpuProgram:
     """
 
     max_rows = MAX_ROWS
+    block = at.BLOCK
 
     def __init__(
         self, lowered: Lowered, plan: Plan, tensors: Mapping[str, Tensor], kernels: Kernels, threads: int

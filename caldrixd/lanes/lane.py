@@ -65,6 +65,10 @@ class Program(Protocol):
         """Most rows of one step."""
 
     @property
+    def block(self) -> int:
+        """Positions whose keys and values take memory together."""
+
+    @property
     def settings(self) -> str:
         """Stored formats and kernels, for the status line."""
 

@@ -85,6 +85,7 @@ class Program:
     def __init__(self, plan: Plan, weights: Mapping[str, Float32]) -> None:
         self.plan = plan
         self.max_rows = MAX_ROWS
+        self.block = 1
         self.settings = "numpy, float32"
         self.size = sum(weight.nbytes for weight in weights.values())
         self._weights = weights

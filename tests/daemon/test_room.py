@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from caldrix_kernels.step import layout as at
 from caldrix_protocol.messages import Open
+from caldrixd.handlers import room
 from tests.daemon.conftest import LONG_CTX
 from tests.daemon.test_replies import loaded_when
 from tests.support.daemon import Caller, Home, running_daemon
@@ -63,3 +65,7 @@ def test_an_idle_model_makes_room_for_a_conversation(home: Home, talkative: Path
         with daemon.caller() as caller:
             caller.open(talkative, ctx=LONG_CTX)
             assert [loaded.model for loaded in daemon.loaded()] == [str(talkative)]
+
+
+def test_state_is_reckoned_in_the_blocks_of_the_lane() -> None:
+    assert room.BLOCK == at.BLOCK

@@ -74,6 +74,7 @@ class MockProgram:
     def __init__(self, *, max_rows: int = 64, capacity: int = 1000, plan: Plan | None = None) -> None:
         self.plan = plan or mock_plan()
         self.max_rows = max_rows
+        self.block = 64
         self.settings = "mock"
         self.size = 0
         self.capacity = capacity
