@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from caldrix_client.interrupts import Interrupts
 from caldrix_protocol.connection import CLOSED, NEED_DATA, Connection, ProtocolError
@@ -15,7 +15,7 @@ from caldrix_protocol.refusals import Refused
 READ_SIZE = 1 << 16
 # How long a daemon may take to end a cancelled request; it needs milliseconds, unless it hangs.
 CANCEL_SECONDS = 5.0
-READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+STOPPING = "daemon/stopping"
 
 
 class Declined(Refused):
@@ -32,16 +32,19 @@ class Declined(Refused):
 class Channel:
     """Messages over one connected socket, which it owns. Closing it stops the request that runs.
 
-    `welcome` is set once the daemon has been greeted.
+    `welcome` is set once the daemon has been greeted. `again` reaches another daemon, should this one be
+    about to end when it gets its first request.
     """
 
-    __slots__ = ("_connection", "_socket", "welcome")
+    __slots__ = ("_connection", "_socket", "again", "welcome")
     welcome: Welcome
+    again: Callable[[], Channel] | None
 
     def __init__(self, stream: socket.socket) -> None:
         stream.setblocking(False)
         self._socket = stream
         self._connection = Connection("client")
+        self.again = None
 
     def __enter__(self) -> Channel:
         return self
@@ -51,6 +54,11 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+    def become(self, other: Channel) -> None:
+        """Go on as a channel that was just made, and is left to this one."""
+        self.close()
+        self._socket, self._connection, self.welcome = other._socket, other._connection, other.welcome
 
     @property
     def is_over(self) -> bool:
@@ -128,6 +136,7 @@ def exchange(
 ) -> Iterator[Message]:
     """Send a request and yield its events; the last one is its `done`.
 
+    A daemon that was about to end when the first request of all came to it is left for another, once.
     The first Ctrl-C sends `cancel`, and the events go on until the daemon ends the request; if it does not
     within `cancel_seconds`, KeyboardInterrupt. Raises Declined for `refused`, and Refused when the
     connection breaks.
@@ -147,8 +156,13 @@ def exchange(
         if event is None:
             interrupts.clear()
             continue
+        again, channel.again = channel.again, None
         if type(event) is Refusal:
-            raise Declined(event)
+            if event.code != STOPPING or again is None or interrupts.count:
+                raise Declined(event)
+            channel.become(again())
+            yield from exchange(channel, request, interrupts, blobs, cancel_seconds=cancel_seconds)
+            return
         yield event
         if type(event) is Done:
             return

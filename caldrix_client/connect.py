@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from caldrix_client.channel import Channel, Declined
+from caldrix_client.channel import STOPPING, Channel, Declined
 from caldrix_client.environment import for_daemon
 from caldrix_protocol.address import Address, ensure_directory, find_address, state_directory
 from caldrix_protocol.build import find_build, same_build
 from caldrix_protocol.connection import hello, versions_differ
-from caldrix_protocol.messages import Refusal, Stop, Welcome
+from caldrix_protocol.messages import Message, Refusal, Stop, Welcome
 from caldrix_protocol.refusals import Refused
 from caldrix_protocol.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 
@@ -61,6 +61,21 @@ def connect(
     `outdated` is told its pid. Raises Refused like `attach`, and daemon/exited or daemon/did-not-start, which
     name the log file.
     """
+
+    def again() -> Channel:
+        return _reach(environment, started, patience, outdated)
+
+    channel = again()
+    channel.again = again
+    return channel
+
+
+def _reach(
+    environment: Mapping[str, str],
+    started: Callable[[int], None],
+    patience: Patience,
+    outdated: Callable[[int], None],
+) -> Channel:
     channel = attach(environment, patience)
     if channel is not None and same_build(channel.welcome.version, find_build(sys.path)):
         return channel
@@ -168,18 +183,10 @@ def _connected(stream: socket.socket, address: Address, deadline: float) -> bool
 
 def _greet(channel: Channel, address: Address, deadline: float) -> bool:
     """Exchange hello and welcome; False when the daemon closes instead, because it is about to end."""
-    channel.send(hello(os.getpid()))
-    try:
-        answer = channel.receive(deadline=deadline)
-    except TimeoutError:
-        raise _busy(address) from None
-    except Refused as refused:
-        if refused.code == "daemon/closed":
-            return False
-        raise
+    answer = _answer(channel, hello(os.getpid()), address, deadline)
+    if answer is None:
+        return False
     if type(answer) is Refusal:
-        if answer.code == "daemon/stopping":
-            return False
         raise Declined(answer)
     assert type(answer) is Welcome
     channel.welcome = answer
@@ -190,16 +197,21 @@ def _greet(channel: Channel, address: Address, deadline: float) -> bool:
 
 def _ended(channel: Channel, address: Address, deadline: float) -> bool:
     """Have the daemon end unless somebody uses it; whether it has."""
-    channel.send(Stop(daemon=True, if_idle=True))
+    return type(_answer(channel, Stop(daemon=True, if_idle=True), address, deadline)) is not Refusal
+
+
+def _answer(channel: Channel, message: Message, address: Address, deadline: float) -> Message | None:
+    """What the daemon says to a message; None when it is about to end anyway, or has."""
+    channel.send(message)
     try:
         answer = channel.receive(deadline=deadline)
     except TimeoutError:
         raise _busy(address) from None
     except Refused as refused:
         if refused.code == "daemon/closed":
-            return True
+            return None
         raise
-    return type(answer) is not Refusal or answer.code == "daemon/stopping"
+    return None if type(answer) is Refusal and answer.code == STOPPING else answer
 
 
 def _spawn(environment: Mapping[str, str]) -> Popen[bytes]:

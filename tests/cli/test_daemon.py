@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from caldrix_client.connect import Patience, attach, holder
+from caldrix_client.channel import exchange
+from caldrix_client.connect import Patience, attach, connect, holder
+from caldrix_client.interrupts import Interrupts
+from caldrix_protocol.messages import Done, Ps, Stop
 from caldrix_protocol.refusals import Refused
 from caldrixd.models.aliases import NAMES
 from tests.support.cli import ROOT, Home, finish
@@ -92,6 +95,19 @@ def test_an_idle_daemon_with_old_code_is_replaced(home: Home, installation: str)
     assert said == f"caldrix: started caldrixd (pid {second})\n{UNKNOWN}"
     assert first != second
     assert run() == UNKNOWN
+    assert births(home) == 2
+
+
+def test_a_daemon_that_another_build_ends_before_the_first_request_comes_is_left(home: Home) -> None:
+    """As when two installations are used in turn: one ends the daemon that the other has just reached."""
+    first = start_daemon(home)
+    started: list[int] = []
+    with connect(home.environment, started.append) as channel:
+        with connect(home.environment, started.append) as other:
+            assert list(exchange(other, Stop(daemon=True, if_idle=True), Interrupts())) == [Done()]
+        await_end(first)
+        assert list(exchange(channel, Ps(), Interrupts())) == [Done()]
+    assert started == [holder(home.address)]
     assert births(home) == 2
 
 

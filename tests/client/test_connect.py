@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ from caldrix_client.connect import Patience, attach, connect, holder
 from caldrix_client.interrupts import Interrupts
 from caldrix_protocol.address import ensure_directory
 from caldrix_protocol.connection import as_refusal
-from caldrix_protocol.messages import Doctor, Done, Hello, Message, Ps, Stop, Welcome
+from caldrix_protocol.messages import Doctor, Done, Hello, Message, Ps, Status, Stop, Welcome
 from caldrix_protocol.refusals import Refused
 from caldrix_protocol.version import VERSION
 from tests.support.cli import IMPORTS, SECONDS, Home
-from tests.support.peer import Model, Peer, Talk
+from tests.support.peer import Model, Peer, Script, Talk
 
 BRIEF = Patience(answer=0.2, start=0.4)
 
@@ -120,6 +121,60 @@ def test_a_daemon_of_another_build_may_end_by_itself_meanwhile(home: Home, words
         connect(home.environment, no_start, outdated=no_start) as channel,
     ):
         assert [type(event) for event in exchange(channel, Ps(), Interrupts())] == [Done]
+
+
+def refusing(*refused: int) -> Script:
+    """Requests of these numbers come to a daemon that is about to end; to others one answer comes."""
+    numbers = count()
+
+    def script(talk: Talk, request: Message) -> None:
+        if next(numbers) in refused:
+            talk.send(as_refusal(Refused("daemon/stopping")))
+        else:
+            talk.send(Done())
+
+    return script
+
+
+def test_a_daemon_that_ends_as_the_first_request_comes_is_left_for_another(home: Home) -> None:
+    with Peer(home.address, refusing(0)) as peer, connect(home.environment, no_start) as channel:
+        assert list(exchange(channel, Ps(), Interrupts())) == [Done()]
+        assert list(exchange(channel, Doctor(), Interrupts())) == [Done()]
+        assert peer.gone.is_set()
+    assert peer.requests == [Ps(), Ps(), Doctor()]
+
+
+@pytest.mark.parametrize(("refused", "answered"), [((0, 1), 0), ((1,), 1), ((0, 2), 1)])
+def test_it_is_left_once_and_for_the_first_request_only(
+    home: Home, refused: tuple[int, ...], answered: int
+) -> None:
+    with Peer(home.address, refusing(*refused)) as peer, connect(home.environment, no_start) as channel:
+        for _ in range(answered):
+            assert list(exchange(channel, Ps(), Interrupts())) == [Done()]
+        with pytest.raises(Declined, match="caldrixd is stopping; try again"):
+            list(exchange(channel, Ps(), Interrupts()))
+    assert len(peer.requests) == len(refused) + answered
+
+
+def test_it_is_not_left_once_it_has_said_anything(home: Home) -> None:
+    def script(talk: Talk, request: Message) -> None:
+        talk.send(Status("status/lane", "cpu", {}), as_refusal(Refused("daemon/stopping")))
+
+    with Peer(home.address, script) as peer, connect(home.environment, no_start) as channel:
+        events = exchange(channel, Ps(), Interrupts())
+        assert type(next(events)) is Status
+        with pytest.raises(Declined, match="is stopping"):
+            next(events)
+    assert peer.requests == [Ps()]
+
+
+def test_it_is_not_left_after_a_ctrl_c(home: Home) -> None:
+    interrupts = Interrupts()
+    interrupts.count = 1
+    with Peer(home.address, refusing(0)) as peer, connect(home.environment, no_start) as channel:
+        with pytest.raises(Declined, match="is stopping"):
+            list(exchange(channel, Ps(), interrupts))
+        assert peer.requests.count(Ps()) == 1
 
 
 def test_a_daemon_that_ignores_a_cancel_is_left(home: Home) -> None:
