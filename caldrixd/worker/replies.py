@@ -60,15 +60,20 @@ class Reply:
             if request.turns is None
             else [{**turn, "content": with_texts(turn["content"], blobs)} for turn in request.turns]
         )
-        built = prompt.build(
-            model.tokenizer,
-            model.template,
-            turns=turns,
-            raw=None if request.raw is None else with_texts(request.raw, blobs),
-            ctx=self._begin.ctx,
-            max_tokens=request.max_tokens,
-            thinking=request.thinking,
-        )
+        try:
+            built = prompt.build(
+                model.tokenizer,
+                model.template,
+                turns=turns,
+                raw=None if request.raw is None else with_texts(request.raw, blobs),
+                ctx=self._begin.ctx,
+                max_tokens=request.max_tokens,
+                thinking=request.thinking,
+            )
+        except Refused as refused:
+            if refused.code == "message/too-long" and self._begin.ctx >= model.spec.max_context:
+                raise Refused("message/over-model", **refused.fields) from None
+            raise
         self._prompt_ids, self._dropped_turns = built.ids, built.dropped_turns
         self._begun = built.begun
         self._max_tokens = request.max_tokens

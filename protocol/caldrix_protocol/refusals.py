@@ -587,6 +587,12 @@ _TABLE: tuple[Row, ...] = (
         "or send a shorter message",
     ),
     Row(
+        "message/over-model",
+        MESSAGE,
+        "the prompt has {tokens} tokens and this model was made for {ctx}; send a shorter message, or use a "
+        "model made for more",
+    ),
+    Row(
         "message/unknown-token",
         MESSAGE,
         "the prompt has the token id {token}; this model knows {count} tokens, from 0",

@@ -138,6 +138,20 @@ def test_refused_messages_leave_the_handle_usable(shared: Daemon) -> None:
         assert caller.ask(ask_raw(handle, PROMPT["prompt"], 8))[-1].ids == tuple(PROMPT["generated_ids"][:8])
 
 
+@pytest.mark.parametrize("ctx", [None, 2048])
+def test_a_prompt_over_what_the_model_was_made_for_is_not_told_of_a_larger_context(
+    shared: Daemon, ctx: int | None
+) -> None:
+    with shared.caller() as caller:
+        opened = caller.open(tiny("tiny-llama"), ctx=ctx)
+        assert opened.ctx == 2048
+        refused = caller.ask(ask_raw(opened.handle, "word " * 5000))[-1]
+    assert (refused.code, refused.kind) == ("message/over-model", "message")
+    assert refused.text.endswith(
+        " tokens and this model was made for 2048; send a shorter message, or use a model made for more"
+    )
+
+
 def test_a_reply_ends_exactly_at_the_context(shared: Daemon, talkative: Path) -> None:
     with shared.caller() as caller:
         done = caller.ask(ask_raw(caller.open(talkative, ctx=64).handle, PROMPT["prompt"]))[-1]
