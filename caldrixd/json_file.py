@@ -17,6 +17,9 @@ from caldrix_protocol.refusals import Refused
 MAX_DIGITS = 400
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")
 START = 64  # bytes of a file that tell what it is not
+EMPTY = "it is empty: download it again"
+CUT = "it was cut short: download it again"
+_UNFINISHED = re.compile(r"[\w.+\\-]{0,6}")  # of a number, a name or an escape
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -71,6 +74,8 @@ def read_object(path: Path, limit: int) -> dict[str, Any]:
 
 def stands_for(start: bytes) -> str | None:
     """What a file that begins like this is, in place of itself: a download or a checkout went wrong."""
+    if not start:
+        return EMPTY
     if start.startswith(b"version "):
         return "it is a Git LFS pointer in place of the file: run git lfs pull where it was cloned"
     if start.lstrip()[:5].lower() in (b"<!doc", b"<html"):
@@ -78,20 +83,38 @@ def stands_for(start: bytes) -> str | None:
     return None
 
 
+def text_of(data: bytes) -> str:
+    """UTF-8 as text. ValueError says why it is none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        ends_within = error.reason == "unexpected end of data"
+        raise ValueError(CUT if ends_within else "it is not UTF-8 text") from None
+
+
 def parse(data: bytes) -> Any:
     """Strict JSON: UTF-8, no duplicate keys, only finite numbers, no lone surrogates. ValueError says why."""
-    if reason := stands_for(data[:START]) or (None if data.strip() else "it is empty"):
+    if reason := stands_for(data[:START]) or (None if data.strip() else EMPTY):
         raise ValueError(reason)
     if data.startswith(codecs.BOM_UTF8):
         raise ValueError("it begins with a byte order mark")
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_integer)
+        value = json.loads(text_of(data), object_pairs_hook=_object, parse_int=_integer)
         _check(value, "the document")
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(_fault(error)) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value
+
+
+def _fault(error: json.JSONDecodeError) -> str:
+    """Whether a document only lacks its end, or where it is none."""
+    end = error.doc[error.pos :].rstrip()
+    stops = error.pos > 0 and error.msg != "Extra data" and _UNFINISHED.fullmatch(end)
+    if stops or error.msg.startswith("Unterminated string"):
+        return CUT
+    return f"it is not JSON: line {error.lineno}, column {error.colno}"
 
 
 def _integer(digits: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import parse, read, reason_of, stands_for
+from caldrixd.json_file import CUT, parse, read, reason_of, stands_for
 
 MAX_HEADER = 8 << 20
 MAX_DIMENSIONS = 8
@@ -40,7 +40,7 @@ def read_header(file: BinaryIO, name: str, size: int) -> tuple[int, dict[str, En
     if reason := stands_for(prefix):
         _refuse(name, reason)
     if len(prefix) < 8:
-        _refuse(name, f"it has {size} bytes")
+        _refuse(name, CUT)
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER:
         _refuse(name, f"its header claims {length} bytes; at most {MAX_HEADER} are read")
@@ -53,7 +53,7 @@ def read_header(file: BinaryIO, name: str, size: int) -> tuple[int, dict[str, En
     try:
         table = parse(data)
     except ValueError as error:
-        _refuse(name, f"its header is not JSON: {reason_of(error)}")
+        _refuse(name, f"its header cannot be read: {reason_of(error)}")
     if type(table) is not dict:
         _refuse(name, "its header is not a JSON object")
     _check_metadata(name, table.pop("__metadata__", None))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import parse, reason_of
+from caldrixd.json_file import parse, reason_of, text_of
 from caldrixd.text.added import ADDED, DECODER, SPECIAL, Sources, Token
 from caldrixd.text.config import FILE as CONFIG
 from caldrixd.text.config import MAX_BYTES as MAX_CONFIG
@@ -183,8 +183,8 @@ def _alphabet() -> list[str]:
 
 def _merges(data: bytes, vocabulary: dict[str, int], style: Style, holder: str) -> list[list[str]]:
     try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
+        text = text_of(data)
+    except ValueError as error:
         raise Refused("config/unreadable", file=MERGES, reason=reason_of(error)) from None
     lines = text.replace("\r\n", "\n").split("\n")
     headed = lines[0].startswith("#version")

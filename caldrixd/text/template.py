@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import read_bytes, read_object, reason_of
+from caldrixd.json_file import read_bytes, read_object, reason_of, text_of
 from caldrixd.text.child import Broken, Child, Limits, OverMemory, TooSlow
 from caldrixd.text.config import MAX_BYTES, read_config, special_token
 
@@ -46,8 +46,8 @@ def load(
 
 def _text(data: bytes) -> str:
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
+        return text_of(data)
+    except ValueError as error:
         raise Refused("template/invalid", reason=reason_of(error)) from None
 
 

@@ -19,13 +19,14 @@ from typing import Any
 import tokenizers
 
 from caldrix_protocol.refusals import Refused
-from caldrixd.json_file import reason_of
+from caldrixd.json_file import CUT, reason_of, text_of
 from caldrixd.spec import ModelSpec
 from caldrixd.text import files
 from caldrixd.text.child import Broken, Child, Limits, OverMemory, TooSlow
 from caldrixd.text.config import read_config, special_token
 
 MIB = 1 << 20
+UNFINISHED = "EOF while parsing"  # what the library says of a document without its end
 # A text of the largest size that is encoded at all takes about a third of these.
 LIMITS = Limits(seconds=30, memory=2048 * MIB, output=64 * MIB)
 
@@ -71,13 +72,15 @@ class Tokenizer:
         child = Child("caldrixd.text.encoder", self._limits)
         name, source = files.source(self._directory)
         try:
-            answer = child.ask({"source": source.decode()})
-        except (TooSlow, OverMemory, Broken, UnicodeDecodeError) as error:
+            answer = child.ask({"source": text_of(source)})
+        except (TooSlow, OverMemory, Broken, ValueError) as error:
             reason = self._words(error)
         else:
             if answer.get("outcome") == "loaded":
                 return child, Vocabulary.of(answer)
             reason = " ".join(str(answer.get("text")).split())[:200]
+            if reason.startswith(UNFINISHED):
+                reason = CUT
         child.close()
         raise Refused("tokenizer/invalid", file=name, reason=reason)
 

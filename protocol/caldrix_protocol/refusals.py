@@ -462,7 +462,7 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "weights/truncated",
         RUN,
-        "{file} is truncated: its header describes {expected} bytes, the file has {size}",
+        "{file} is truncated: its header describes {expected} bytes, the file has {size}; download it again",
     ),
     Row("weights/missing-tensor", RUN, "the checkpoint lacks the tensor {name}"),
     Row(

@@ -31,15 +31,15 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 BAD = {
-    "empty file": (b"", "it has 0 bytes"),
-    "seven bytes": (b"\x02\0\0\0\0\0\0", "it has 7 bytes"),
+    "empty file": (b"", "it is empty"),
+    "seven bytes": (b"\x02\0\0\0\0\0\0", "it was cut short"),
     "no header": (file_bytes(b""), "does not start with {"),
     "header of 2^60 bytes": (file_bytes(b"{}", claimed=2**60), "claims 1152921504606846976 bytes"),
     "header of 2^64-1 bytes": (file_bytes(b"{}", claimed=2**64 - 1), "claims 18446744073709551615 bytes"),
     "header over the cap": (file_bytes(b"{}", claimed=MAX_HEADER + 1), "claims 8388609 bytes"),
     "header past the end": (file_bytes(b"{}", claimed=100), "is truncated"),
-    "not JSON": (file_bytes(b"{]"), "is not JSON"),
-    "not UTF-8": (file_bytes(b'{"\xff": 1}'), "is not JSON"),
+    "not JSON": (file_bytes(b"{]"), "cannot be read: it is not JSON: line 1, column 2"),
+    "not UTF-8": (file_bytes(b'{"\xff": 1}'), "cannot be read: it is not UTF-8 text"),
     "not an object": (file_bytes(b"[]"), "does not start with {"),
     "leading space": (file_bytes(b" {}"), "does not start with {"),
     "duplicate name": (file_bytes(b'{"a": 1, "a": 2}'), "stands in it twice"),
