@@ -60,7 +60,7 @@ def _guarded(arguments: list[str], terminal: Terminal) -> int:
         terminal.say(refused.text)
         return EXIT_STATUS.get(refused.kind, 1)
     except Exception as error:
-        terminal.say(Refused("client/internal", reason=_described(error)).text)
+        terminal.say(_reason(error))
         return 1
 
 
@@ -114,6 +114,17 @@ def _hold_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDONLY)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence for a failure that nothing else knew."""
+    from caldrix_protocol.limits import exhausted
+    from caldrix_protocol.refusals import sentence
+
+    limited = exhausted(error, "caldrix")
+    if limited is not None:
+        return sentence("client/limit", **limited.fields)
+    return sentence("client/internal", reason=_described(error))
 
 
 def _described(error: Exception) -> str:

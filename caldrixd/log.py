@@ -33,7 +33,12 @@ def start(name: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The type of `error` and where it was raised, innermost last; for an OSError also what it says."""
+    """The type of `error` and where it was raised, innermost last; for an OSError also what it says.
+
+    Of a group it is the first one's.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     places = " > ".join(
         f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
     )

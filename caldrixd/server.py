@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.abc
 
+from caldrix_protocol import limits
 from caldrix_protocol.connection import Connection, ProtocolError, answer_hello, as_refusal
 from caldrix_protocol.messages import Blob, Cancel, Done, Hello, Message, Refusal, Stop, Welcome
 from caldrix_protocol.refusals import Refused
-from caldrixd import limits, log
+from caldrixd import log
 from caldrixd.channel import Channel
 from caldrixd.handlers import HANDLERS
 from caldrixd.handlers.context import Client, Services

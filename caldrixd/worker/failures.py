@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 
+from caldrix_protocol import limits
 from caldrix_protocol.connection import as_refusal
 from caldrix_protocol.messages import Load, Refusal
 from caldrix_protocol.refusals import Refused
-from caldrixd import limits, log
+from caldrixd import log
 
 
 def refusal_for(error: BaseException, wanted: Load) -> Refusal:

@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from caldrix_protocol import limits
 from caldrix_protocol.codec import BadFrame, decode, encode
 from caldrix_protocol.connection import Connection, ProtocolError, as_refusal
 from caldrix_protocol.messages import (
@@ -33,7 +34,6 @@ from caldrix_protocol.messages import (
     Relay,
 )
 from caldrix_protocol.refusals import Refused
-from caldrixd import limits
 from caldrixd.channel import Channel
 
 EXIT_SECONDS = 2.0

@@ -765,6 +765,7 @@ _TABLE: tuple[Row, ...] = (
     ),
     # --- the client itself --------------------------------------------------------------------------
     Row("client/internal", RUN, "an internal error ended caldrix: {reason}"),
+    Row("client/limit", RUN, "{who} could not get {what}: it runs under {limits}; raise that and try again"),
     Row("client/input", RUN, "standard input cannot be read: {reason}"),
     Row("client/input-too-long", RUN, "standard input has over {limit} bytes, and no message can be longer"),
     Row("client/output", RUN, "standard output cannot be written: {reason}"),

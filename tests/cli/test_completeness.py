@@ -25,6 +25,9 @@ ELSEWHERE = {
     "the model computed a value that is not a finite number; its weights may be damaged": (
         "tests/daemon/test_workers.py"
     ),
+    "<who> could not get <what>: it runs under <limits>; raise that and try again": (
+        "tests/client/test_main.py"
+    ),
     "an internal error ended caldrix: <reason>": "tests/client/test_main.py",
 }
 

@@ -55,6 +55,23 @@ def test_nothing_ends_in_a_traceback(home: Home, error: str, status: int, said: 
     assert run(home, sys.executable, "-c", BROKEN.format(error=error)) == (status, "", said)
 
 
+@pytest.mark.parametrize("limit", range(5, 10))
+@pytest.mark.parametrize(
+    "arguments", ["version", "ps", "stop x", "pull demo", "models list", "run demo -p x", "run demo"]
+)
+def test_too_few_open_files_are_named(home: Home, limit: int, arguments: str) -> None:
+    """With fewer no interpreter starts."""
+    command = ("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *COMMAND, *arguments.split())
+    said = (
+        f"caldrix: caldrix could not get another open file: it runs under ulimit -n {limit}; "
+        "raise that and try again\n"
+    )
+    with Peer(home.address, Model("answer")):
+        assert run(home, *command)[::2] in ((0, ""), (1, said))
+    if not arguments.startswith(("version", "ps", "stop")) and limit < 8:
+        assert run(home, *command)[::2] == (1, said)
+
+
 def redirected(home: Home, redirection: str, *arguments: str) -> tuple[int, str, str]:
     return run(home, "sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments)
 

@@ -12,9 +12,9 @@ from typing import NoReturn
 import anyio
 import pytest
 
+from caldrix_protocol import limits
 from caldrix_protocol.messages import Open
 from caldrix_protocol.refusals import Refused
-from caldrixd import limits
 from caldrixd.worker import process
 from caldrixd.worker.process import Key, Worker
 from tests.support.daemon import Home, running_daemon

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -41,6 +43,12 @@ def test_an_incident_is_logged_without_its_message() -> None:
     assert f"incident {name}: LookupError at " in stream.getvalue()
     assert Path(__file__).name in stream.getvalue()
     assert "nonsense" not in stream.getvalue()
+
+
+def test_of_a_group_the_first_error_is_described() -> None:
+    refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    group = ExceptionGroup("tasks", [ExceptionGroup("inner", [refused]), ValueError("x")])
+    assert log.describe(group) == "OSError (Too many open files) at an unknown place"
 
 
 def test_escape_keeps_text_and_shows_what_is_not() -> None:
