@@ -13,10 +13,11 @@ from caldrix_protocol.options import is_accepted, options_of
 
 
 class Offer(NamedTuple):
-    """What may stand in a place: one of some words, or a directory."""
+    """What may stand in a place: one of some words, a directory, or a model that is loaded."""
 
     words: tuple[str, ...] = ()
     directories: bool = False
+    loaded: bool = False
 
 
 DIRECTORY = "DIR"  # in the name of a value that may be one
@@ -28,11 +29,12 @@ ARGUMENTS = {
     "models": Offer(tuple(name.removeprefix("models ") for name in MODELS)),
     "models plan": Offer(ALIASES, directories=True),
     "models rm": Offer(ALIASES),
-    "stop": Offer(ALIASES, directories=True),
+    "stop": Offer(loaded=True),
     "completion": Offer(SHELLS),
     "help": Offer(tuple(COMMANDS)),
 }
 GROUP = "models"
+MODELS_OF_PS = "sed '1d; s/  .*//'"  # the first column without its title; `ps` starts no daemon
 
 
 def execute(command: Completion, context: Context) -> int:
@@ -67,6 +69,13 @@ _caldrix_directories() {{
     local word
     compopt -o filenames 2> /dev/null
     while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -d -- "$current")
+}}
+_caldrix_loaded() {{
+    local word
+    compopt -o filenames 2> /dev/null
+    while IFS= read -r word; do
+        [[ $word == "$current"* ]] && COMPREPLY+=("$word")
+    done < <("${{COMP_WORDS[0]}}" ps 2> /dev/null | {models})
 }}
 _caldrix() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}}
@@ -106,6 +115,7 @@ def _bash() -> str:
             flags.append(f"        '{command} -'*) _caldrix_words '{' '.join(spelled)}'; return ;;")
     arguments = [f"        '{command}') {_bash_offer(offer)};;" for command, offer in ARGUMENTS.items()]
     return BASH.format(
+        models=MODELS_OF_PS,
         commands=" ".join(COMMANDS),
         group=GROUP,
         values="\n".join(values),
@@ -116,7 +126,8 @@ def _bash() -> str:
 
 def _bash_offer(offer: Offer) -> str:
     words = f"_caldrix_words '{' '.join(offer.words)}'; " if offer.words else ""
-    return words + ("_caldrix_directories; " if offer.directories else "")
+    directories = "_caldrix_directories; " if offer.directories else ""
+    return words + directories + ("_caldrix_loaded; " if offer.loaded else "")
 
 
 ZSH = """\
@@ -124,6 +135,11 @@ ZSH = """\
 # Completion of caldrix for zsh: caldrix completion zsh > "${{fpath[1]}}/_caldrix"
 _caldrix_model() {{
     _alternative 'aliases:alias:({aliases})' 'directories:directory:_directories'
+}}
+_caldrix_loaded() {{
+    local -a loaded
+    loaded=(${{(f)"$("$service" ps 2> /dev/null | {models})"}})
+    compadd -a loaded
 }}
 _caldrix() {{
     local -a commands
@@ -164,11 +180,17 @@ def _zsh() -> str:
             lines = " \\\n                ".join(specs)
             arguments.append(f"        '{name}')\n            _arguments \\\n                {lines} ;;")
     return ZSH.format(
-        aliases=" ".join(ALIASES), commands="\n".join(commands), group=GROUP, arguments="\n".join(arguments)
+        aliases=" ".join(ALIASES),
+        models=MODELS_OF_PS,
+        commands="\n".join(commands),
+        group=GROUP,
+        arguments="\n".join(arguments),
     )
 
 
 def _zsh_offer(offer: Offer) -> str:
+    if offer.loaded:
+        return "_caldrix_loaded"
     if offer.directories:
         return "_caldrix_model" if offer.words else "_directories"
     return f"({' '.join(offer.words)})" if offer.words else ""
@@ -196,6 +218,10 @@ end
 function __caldrix_next
     test (count (commandline -opc)) -eq (math 1 + (count $argv)); and __caldrix_in $argv
 end
+function __caldrix_loaded
+    set -l words (commandline -opc)
+    $words[1] ps 2> /dev/null | {models}
+end
 complete -c caldrix -f
 """
 
@@ -211,7 +237,7 @@ def _fish() -> str:
         if name in ARGUMENTS:
             after = f"complete -c caldrix -n '__caldrix_next {name}'"
             lines.append(f"{after} -a '{_fish_offer(ARGUMENTS[name])}'")
-    return FISH + "\n".join(lines)
+    return FISH.format(models=MODELS_OF_PS) + "\n".join(lines)
 
 
 def _fish_flag(option: Option) -> str:
@@ -226,7 +252,8 @@ def _fish_flag(option: Option) -> str:
 
 def _fish_offer(offer: Offer) -> str:
     directories = ("(__fish_complete_directories)",) if offer.directories else ()
-    return " ".join((*offer.words, *directories))
+    loaded = ("(__caldrix_loaded)",) if offer.loaded else ()
+    return " ".join((*offer.words, *directories, *loaded))
 
 
 def _quoted(text: str) -> str:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import subprocess
 import time
@@ -17,9 +18,11 @@ import pytest
 from caldrix_client.commands.help import COMMANDS
 from caldrix_client.parse import SHELLS
 from caldrix_protocol.aliases import ALIASES
+from caldrix_protocol.messages import Done, Loaded, Message
 from caldrix_protocol.options import is_accepted, options_of
 from caldrixd.models import aliases
-from tests.support.cli import SECONDS, Home
+from tests.support.cli import COMMAND, SECONDS, Home
+from tests.support.peer import Peer, Script, Talk
 
 # Completes the words given after the script, the last one being typed, and prints what it offers.
 BASH = """\
@@ -118,7 +121,10 @@ LINES = {
     "caldrix models rm ": {*ALIASES},
     "caldrix models rm demo --": {"--yes"},
     "caldrix models list ": set(),
-    "caldrix stop mod": {"model one", "modest"},
+    "caldrix stop ": {"smollm2", "owner/name@v1", "/mod els/one"},
+    "caldrix stop s": {"smollm2"},
+    "caldrix stop /mod": {"/mod els/one"},
+    "caldrix stop demo": set(),
     "caldrix stop --": {"--daemon"},
     "caldrix completion ": {*SHELLS},
     "caldrix help mo": {"models"},
@@ -204,9 +210,42 @@ def seen(keys: int, *texts: bytes) -> None:
         shown = shown.partition(text)[2]
 
 
+def put_on_path(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have shells find the command, which runs in a home of its own."""
+    programs = home.path / "programs"
+    programs.mkdir()
+    command = programs / "caldrix"
+    values = " ".join(f"{name}={shlex.quote(value)}" for name, value in home.environment.items())
+    command.write_text(f'#!/bin/sh\nexec env {values} {shlex.join(COMMAND)} "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+def holding(*models: str) -> Script:
+    """A daemon that has loaded these."""
+
+    def script(talk: Talk, request: Message) -> None:
+        talk.send(*(Loaded(model, "cpu", "idle", 7, 1, 0, 0.0) for model in models), Done())
+
+    return script
+
+
+@bash
+def test_of_a_daemon_that_does_not_run_nothing_is_offered_and_none_is_started(
+    home: Home, completed: Complete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_path(home, monkeypatch)
+    assert completed("stop", "") == []
+    assert not home.log.exists()
+
+
 @pytest.mark.parametrize(("shell", "offered"), [("bash", in_bash), ("zsh", in_zsh), ("fish", in_fish)])
 def test_each_shell_completes_with_its_script(
-    home: Home, tmp_path: Path, shell: str, offered: Callable[[Path, Sequence[str]], list[list[str]]]
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shell: str,
+    offered: Callable[[Path, Sequence[str]], list[list[str]]],
 ) -> None:
     """zsh offers flags also where none was begun; those are left out."""
     if shutil.which(shell) is None:
@@ -216,8 +255,11 @@ def test_each_shell_completes_with_its_script(
     (tmp_path / "model one").mkdir()
     (tmp_path / "modest").mkdir()
     (tmp_path / "model.txt").touch()
+    put_on_path(home, monkeypatch)
+    with Peer(home.address, holding("smollm2", "owner/name@v1", "/mod els/one")):
+        offers_of = dict(zip(LINES, offered(path, list(LINES)), strict=True))
     found = {}
-    for line, offers in zip(LINES, offered(path, list(LINES)), strict=True):
+    for line, offers in offers_of.items():
         wanted = "-" in line.split(" ")[-1]
         found[line] = {offer for offer in offers if offer and (wanted or offer[0] != "-")}
     assert found == LINES
