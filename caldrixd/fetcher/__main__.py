@@ -20,7 +20,7 @@ from caldrix_protocol.messages import Done, Message
 from caldrix_protocol.refusals import Refused
 from caldrixd import log
 from caldrixd.fetcher import demo
-from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo
+from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo, offline_variable
 
 
 def main(arguments: list[str]) -> int:
@@ -86,6 +86,7 @@ def _fetch(arguments: list[str], send: demo.Send, wanted: threading.Event) -> No
             patience=Patience(float(seconds)),
             send=send,
             proceed=wanted.wait,
+            offline=offline_variable(os.environ),
         )
     )
 

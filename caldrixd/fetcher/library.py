@@ -25,7 +25,7 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers, get_session
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import without_number
-from caldrixd.models.hub import COMMIT, Repo
+from caldrixd.models.hub import COMMIT, DIGEST, Repo
 
 # The base of everything the library's HTTP package raises; which package that is depends on its version.
 NetworkError: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -40,7 +40,6 @@ MAX_LISTING = 32 << 20
 MAX_SMALL = 64 << 20  # bytes of a file that the library downloads
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9_-]{1,128}"?')
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+ -]{0,220}")
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -348,7 +347,7 @@ def _file(item: Any) -> File | None:
         size, digest = lfs.get("size"), lfs.get("sha256")
     if type(name) is not str or not _NAME.fullmatch(name) or type(size) is not int or size < 0:
         return None
-    if type(digest) is not str or not _DIGEST.fullmatch(digest):
+    if type(digest) is not str or not DIGEST.fullmatch(digest):
         return None
     return File(name, size, digest)
 

@@ -19,7 +19,7 @@ from caldrix_protocol.messages import FROM_FETCHER, Done, Message, Planned, Prog
 from caldrix_protocol.refusals import Refused
 from caldrixd import log
 from caldrixd.fetcher import demo
-from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo, cache_root
+from caldrixd.models.hub import DEFAULT_ENDPOINT, Repo, cache_root, offline_variable
 
 STOP_SECONDS = 5.0
 # What says which token the library sends, or which file has it.
@@ -73,9 +73,10 @@ class Wanted:
     @property
     def key(self) -> tuple[str, ...]:
         """Equal for requests that one download serves. What a token may read, it may read alone."""
+        offline = offline_variable(self.environment) or ""
         endpoint = self.environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
         token = (self.environment.get(name, "") for name in TOKEN_VARIABLES)
-        return endpoint, str(self.cache), self.repo.name, self.repo.revision, *token
+        return endpoint, str(self.cache), self.repo.name, self.repo.revision, offline, *token
 
 
 class Fetches:

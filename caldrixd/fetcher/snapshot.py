@@ -20,7 +20,7 @@ from caldrixd.fetcher.library import MAX_SMALL, NO_SPACE, File, Hub, Listing
 from caldrixd.fetcher.transfer import Patience
 from caldrixd.json_file import read_bytes, read_object
 from caldrixd.models import files, gate
-from caldrixd.models.hub import Record, Repo, look, read_record, write_record, write_whole
+from caldrixd.models.hub import Cached, Record, Repo, look, read_record, write_record, write_whole
 from caldrixd.models.resolve import parse_repo
 from caldrixd.text import files as text_files
 
@@ -37,7 +37,10 @@ Send = Callable[[Message], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What to fetch, where to, and how to speak of it. `proceed` waits until the daemon wants the weights."""
+    """What to fetch, where to, and how to speak of it. `proceed` waits until the daemon wants the weights.
+
+    `offline` is the variable that forbids connections; what the cache holds is compared all the same.
+    """
 
     model: str
     repo: Repo
@@ -46,19 +49,47 @@ class Job:
     patience: Patience
     send: Send
     proceed: Callable[[], object]
+    offline: str | None = None
 
 
 def fetch(job: Job) -> None:
     """Make the model complete. Refused for whatever stands against that, as early as it can be known."""
     hub = Hub(job.endpoint, job.repo, job.model, job.cache, job.patience.seconds)
     before = look(job.repo, job.cache)
-    listing = hub.listing()
+    damaged = None
+    if before is not None and before.complete and before.digests and (job.repo.pinned or job.offline):
+        told = Snapshot(job, hub, _listing(before))
+        with told.border():
+            damaged = told.compare()
+        if damaged is None:
+            return
+    listing = _asked(job, hub, damaged)
     snapshot = Snapshot(job, hub, listing)
     with snapshot.border():
         if before is None or not before.complete:
             snapshot.point()
         snapshot.fetch()
         snapshot.point()
+
+
+def _listing(cached: Cached) -> Listing:
+    """What the hub would say of a commit, as another program has left it."""
+    found = [(name, transfer.size(cached.directory / name)) for name in cached.digests]
+    there = {name: File(name, size, cached.digests[name]) for name, size in found if size >= 0}
+    return Listing(cached.directory.name, there)
+
+
+def _asked(job: Job, hub: Hub, damaged: str | None) -> Listing:
+    """What the hub says. A file that is known to be wrong is not used because nothing better can be had."""
+    reason = f"{job.offline} is set"
+    try:
+        if not job.offline:
+            return hub.listing()
+    except Refused as refused:
+        if damaged is None:
+            raise
+        reason = refused.text
+    raise Refused("hub/damaged", model=job.model, file=damaged, reason=reason)
 
 
 class Snapshot:
@@ -89,6 +120,24 @@ class Snapshot:
             path = error.filename or self._job.cache
             raise Refused("hub/cache", path=path, reason=error.strerror or error) from None
 
+    def compare(self) -> str | None:
+        """A file that is needed and not right. If there is none that is kept: nothing has to be fetched."""
+        listed = self._listing.files
+        small = [CONFIG, *self._small()]
+        if files.SINGLE not in listed:
+            small.append(files.INDEX)
+        for name in small:
+            if not self._is_right(listed[name]):
+                return name
+        weights = [listed[name] for name in files.choose(self._directory, listed)]
+        self._sizes = {file.name: file.size for file in (*map(listed.__getitem__, small), *weights)}
+        self._ask(weights)
+        for file in weights:
+            if not self._is_right(file):
+                return file.name
+        self._write_record()
+        return None
+
     def fetch(self) -> None:
         """In this order: config.json, tokenizer, index, disk, the daemon's word, weights."""
         self._check_names()
@@ -96,7 +145,7 @@ class Snapshot:
         self._check_early()
         weights = self._weights()
         listed = self._listing.files
-        small = [*text_files.needed(listed), *(name for name in SMALL_FILES if name in listed)]
+        small = self._small()
         self._sizes |= {name: self._listing.files[name].size for name in small}
         self._sizes |= {file.name: file.size for file in weights}
         self._large = frozenset(weights)
@@ -123,9 +172,7 @@ class Snapshot:
     def _fetch_weights(self, weights: list[File]) -> None:
         """Ask the daemon, then read those that are there and fetch the others."""
         to_come = [file for file in weights if not self._is_there(file)]
-        total = sum(file.size for file in weights)
-        self._job.send(Planned(str(self._directory), total, self._to_come(to_come)))
-        self._job.proceed()
+        self._ask(weights, to_come)
         damaged = [file for file in weights if file not in to_come and not self._is_right(file)]
         if damaged:
             for file in damaged:
@@ -134,6 +181,17 @@ class Snapshot:
             self._check_disk(anew)
             self._announce(anew)
         self._download([*to_come, *damaged])
+
+    def _small(self) -> list[str]:
+        """What is wanted beside config.json, the index and the weights."""
+        listed = self._listing.files
+        return [*text_files.needed(listed), *(name for name in SMALL_FILES if name in listed)]
+
+    def _ask(self, weights: list[File], to_come: Iterable[File] = ()) -> None:
+        """Whether the daemon wants the weights."""
+        total = sum(file.size for file in weights)
+        self._job.send(Planned(str(self._directory), total, self._to_come(to_come)))
+        self._job.proceed()
 
     def point(self) -> None:
         """Let the revision's name mean this commit in the cache, as the library writes it."""

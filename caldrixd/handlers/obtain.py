@@ -53,7 +53,7 @@ async def _demo(resolved: ResolvedModel, environment: Mapping[str, str], send: S
 
 
 async def _hub(wanted: Wanted, send: Send, services: Services, accept: Accept) -> Path:
-    """From the cache alone when it is known to hold everything or connections are forbidden."""
+    """From the cache alone when it is known to hold everything, and that to be right."""
     cached = await to_thread.run_sync(hub.look, wanted.repo, wanted.cache)
     usable = cached if cached is not None and cached.complete else None
     variable = hub.offline_variable(wanted.environment)
@@ -66,15 +66,17 @@ async def _hub(wanted: Wanted, send: Send, services: Services, accept: Accept) -
         fetched = True
         send(message)
 
-    if variable is None and not (usable is not None and usable.certain and wanted.repo.pinned):
+    settled = usable is not None and usable.certain and wanted.repo.pinned
+    if variable is not None:
+        settled = usable is not None and not usable.digests
+    if not settled:
         try:
             await services.fetches.fetch(wanted, report, accept)
         except Refused as refused:
             if usable is None or refused.code not in AWAY:
                 raise
             send(as_notice("notice/hub-unreachable", reason=refused.text))
-        else:
-            usable = await to_thread.run_sync(hub.look, wanted.repo, wanted.cache)
+        usable = await to_thread.run_sync(hub.look, wanted.repo, wanted.cache)
     if usable is None or not usable.complete:
         raise _incomplete(wanted, usable)
     if not fetched:

@@ -26,6 +26,7 @@ MAX_RECORD = 1 << 20
 # Files of tokenizers of any kind; of which kind they may be is said when the model is looked at.
 _TOKENIZER = re.compile(r"tokenizer\.|vocab\.|merges\.|.*piece.*\.model|.*tiktoken|tekken|bpe\.|rwkv_vocab")
 MAX_REFERENCE = 1 << 10
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def offline_variable(environment: Mapping[str, str]) -> str | None:
@@ -87,11 +88,16 @@ class Repo:
 @dataclass(frozen=True)
 class Cached:
     """What the cache holds of a repo at a revision. `missing` are names of files; `certain` is False where
-    the hub alone knows whether that is all."""
+    the hub alone knows whether that is all and right.
+
+    `digests` of all files, by their names, are there where their blobs tell, nobody has compared them, and
+    who does can remember it.
+    """
 
     directory: Path
     missing: tuple[str, ...]
     certain: bool
+    digests: Mapping[str, str]
 
     @property
     def complete(self) -> bool:
@@ -106,11 +112,13 @@ def look(repo: Repo, cache: Path) -> Cached | None:
     directory = repo.snapshot(cache, commit)
     if not directory.is_dir():
         return None
-    record = read_record(repo.record(cache, commit))
+    path = repo.record(cache, commit)
+    record = read_record(path)
     if record is None:
-        return _judged(directory)
+        place = path.parent if path.parent.exists() else path.parent.parent
+        return _judged(directory, can_remember=os.access(place, os.W_OK))
     certain = record.sizes.keys() <= record.checked.keys()
-    return Cached(directory, lacking(directory, record.sizes), certain)
+    return Cached(directory, lacking(directory, record.sizes), certain, {})
 
 
 def lacking(directory: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -163,12 +171,13 @@ def _numbers(value: object) -> bool:
     return type(value) is dict and all(type(number) is int for number in value.values())
 
 
-def _judged(directory: Path) -> Cached:
+def _judged(directory: Path, *, can_remember: bool) -> Cached:
     """A snapshot that another program fetched: the model's own files say what belongs to it."""
     missing = [] if (directory / "config.json").is_file() else ["config.json"]
     if not any(map(_TOKENIZER.match, os.listdir(directory))):
         missing.append("tokenizer.json")
-    certain = any((directory / name).exists() for name in (files.SINGLE, files.INDEX))
+    whole = any((directory / name).exists() for name in (files.SINGLE, files.INDEX))
+    digests = _digests(directory) if whole and can_remember else {}
     try:
         files.weight_files(directory)
     except Refused as refused:
@@ -176,7 +185,19 @@ def _judged(directory: Path) -> Cached:
             missing += str(refused.fields["names"]).split(", ")
         elif refused.code in ("model/no-safetensors", "model/other-weights", "model/adapter"):
             missing.append("*.safetensors")
-    return Cached(directory, tuple(missing), certain)
+    return Cached(directory, tuple(missing), whole and not digests, digests)
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    """Of the files of a snapshot by the names of their blobs; none where one of them does not tell."""
+    found = {}
+    for path in directory.iterdir():
+        blob = os.path.basename(os.path.realpath(path))
+        if path.is_symlink() and DIGEST.fullmatch(blob):
+            found[path.name] = blob
+        elif not path.is_dir():
+            return {}
+    return found
 
 
 def _size(path: Path) -> int:

@@ -353,6 +353,12 @@ _TABLE: tuple[Row, ...] = (
         "{file}: what was downloaded does not match the digest in the hub's listing and was removed",
     ),
     Row(
+        "hub/damaged",
+        RUN,
+        "{model}: {file} in the Hugging Face cache does not match its digest, and is not fetched "
+        "again: {reason}",
+    ),
+    Row(
         "hub/locked",
         RUN,
         "{file}: another process holds {path} and downloads nothing; end that process and run the command "

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from caldrix_protocol.messages import Done, Message, Notice, Open, Opened, Refusal, Status
-from tests.fetcher.fetching import MODEL, NAME, WEIGHTS
+from tests.fetcher.fetching import MODEL, NAME, WEIGHTS, Cache
 from tests.support import hub
 from tests.support.daemon import Home, await_end, kernel_cache, private_home, running_daemon
 
@@ -67,6 +67,27 @@ def test_a_commit_that_is_whole_is_not_asked_for(home: Home, tmp_path: Path) -> 
     said = [event.code for event in events if type(event) is Status]
     assert "status/cached" in said
     assert "status/downloading" not in said
+
+
+@pytest.mark.parametrize("variable", ["CALDRIX_OFFLINE", "HF_HUB_OFFLINE", "NONE"])
+def test_what_another_program_fetched_of_a_commit_is_compared_once(
+    home: Home, tmp_path: Path, variable: str
+) -> None:
+    with running_daemon(home) as daemon, daemon.caller() as caller:
+        with hub.serve({NAME: REPO}) as server:
+            Cache(tmp_path / "hub", server).fill_by_the_library()
+            wanted = opening(server, tmp_path, f"{NAME}@{REPO.commit}")
+        wanted = wanted._replace(environment={**wanted.environment, variable: "1"})
+        assert opened(caller.ask(wanted))
+        weights = tmp_path / "hub/models--tiny--llama/blobs" / REPO.files[WEIGHTS].etag
+        record = tmp_path / "hub/models--tiny--llama/.caldrix" / REPO.commit
+        assert json.loads(record.read_text())["checked"][WEIGHTS] == weights.stat().st_mtime_ns
+        assert "status/cached" in [event.code for event in caller.ask(wanted) if type(event) is Status]
+        record.unlink()
+        weights.write_bytes(b"x" + weights.read_bytes()[1:])
+        (refusal,) = caller.ask(wanted)[-1:]
+    assert type(refusal) is Refusal
+    assert refusal.code == "hub/damaged"
 
 
 def test_without_the_hub_the_cache_is_used_and_a_notice_says_so(home: Home, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +90,45 @@ def test_what_is_complete_asks_the_hub_once(cache: Cache) -> None:
     last, fetcher = cache.fetch()
     assert (last, fetcher.heard) == (Done(), [Done()])
     assert [request.what for request in cache.server.requests] == ["info"]
+
+
+def test_what_another_program_fetched_of_a_commit_is_compared_without_the_hub(cache: Cache) -> None:
+    cache.fill_by_the_library()
+    cache.server.requests.clear()
+    pinned = Repo(NAME, REPO.commit)
+    before = look(pinned, cache.root)
+    assert before is not None
+    assert (before.complete, before.certain) == (True, False)
+    assert before.digests == {name: file.etag for name, file in REPO.files.items()}
+    last, fetcher = cache.fetch(f"{NAME}@{REPO.commit}", CALDRIX_OFFLINE="1")
+    assert last == Done()
+    size = REPO.files[WEIGHTS].size
+    assert fetcher.heard == [Planned(str(cache.snapshot(REPO)), size, 0), Done()]
+    after = look(pinned, cache.root)
+    assert after is not None
+    assert (after.complete, after.certain, after.digests) == (True, True, {})
+    assert cache.server.requests == []
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
+@pytest.mark.parametrize("damage", [lambda data: b"x" + data[1:], lambda data: data[:-1]])
+def test_what_another_program_left_damaged_of_a_commit_is_fetched_anew(
+    cache: Cache, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    cache.fill_by_the_library()
+    blob = cache.storage / "blobs" / REPO.files[name].etag
+    blob.write_bytes(damage(blob.read_bytes()))
+    model = f"{NAME}@{REPO.commit}"
+    said = f"{model}: {name} in the Hugging Face cache does not match its digest, and is not fetched again: "
+    last, _ = cache.fetch(model, HF_HUB_OFFLINE="1")
+    assert (type(last), last.text) == (Refusal, f"{said}HF_HUB_OFFLINE is set")
+    last, _ = cache.fetch(model, HF_ENDPOINT="http://127.0.0.1:1")
+    assert (type(last), last.code, last.text.startswith(said)) == (Refusal, "hub/damaged", True)
+    assert cache.fetch(model)[0] == Done()
+    assert whole(cache, REPO)
+    found = look(Repo(NAME, REPO.commit), cache.root)
+    assert found is not None
+    assert found.certain
 
 
 def test_progress_never_goes_back_and_ends_at_the_total(cache: Cache) -> None:

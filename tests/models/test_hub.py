@@ -93,6 +93,29 @@ def test_a_snapshot_of_another_program_is_judged_by_its_files(cache: Path, repo:
     assert found.missing == ("config.json", "tokenizer.json", "*.safetensors")
 
 
+def test_digests_are_those_of_the_blobs_where_every_file_has_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = MAIN.snapshot(cache, COMMIT)
+    blobs = MAIN.storage(cache) / "blobs"
+    blobs.mkdir()
+    digests = {name: f"{number}" * (64 if number == 2 else 40) for number, name in enumerate(MODEL)}
+    for name, digest in digests.items():
+        found = look(PINNED, cache)
+        assert found is not None
+        assert (found.certain, found.digests) == (True, {})
+        (directory / name).rename(blobs / digest)
+        (directory / name).symlink_to(f"../../blobs/{digest}")
+    (directory / "onnx").mkdir()
+    found = look(PINNED, cache)
+    assert found is not None
+    assert (found.complete, found.certain, found.digests) == (True, False, digests)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != MAIN.storage(cache))
+    found = look(PINNED, cache)
+    assert found is not None
+    assert (found.certain, found.digests) == (True, {})
+
+
 def test_weights_without_an_index_may_not_be_all(cache: Path) -> None:
     directory = MAIN.snapshot(cache, COMMIT)
     (directory / "model.safetensors").rename(directory / "a.safetensors")
