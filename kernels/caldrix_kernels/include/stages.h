@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-enum { MAX_CLAIM = 8, TILE_ROW = AT_PANEL * 4 };
+enum { TILE_ROW = AT_PANEL * 4 };
 
 // See schedule/cpu.c.
 int64_t claim_size(int64_t item, int64_t end, int64_t chunk, int64_t share);

@@ -5,10 +5,10 @@
 
 enum { IDLE_SPIN = 2000, EVERYONE = 1 << 30 };
 
-// How many items a claim at `item` takes: a 1/share part of the rest, at least `chunk`, at most 8.
+// How many items a claim at `item` takes: a 1/share part of the rest, at least `chunk`.
 int64_t claim_size(int64_t item, int64_t end, int64_t chunk, int64_t share)
 {
-    return smaller(smaller(larger(chunk, (end - item) / share), MAX_CLAIM), end - item);
+    return smaller(larger(chunk, (end - item) / share), end - item);
 }
 
 // The first item of a claim in the stage [base, end), or -1. Its size is `claim_size` of the same.

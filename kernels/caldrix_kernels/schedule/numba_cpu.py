@@ -31,7 +31,6 @@ from caldrix_kernels.step.layout import (
     STOPPED,
 )
 
-MAX_CLAIM = 8
 IDLE_SPIN = 2000
 EVERYONE = 1 << 30
 
@@ -55,8 +54,8 @@ def kernel_at(step, index):
 
 @routine("int64(int64, int64, int64, int64)")
 def claim_size(item, end, chunk, share):
-    """How many items a claim at `item` takes: a 1/share part of the rest, at least `chunk`, at most 8."""
-    return min(min(max(chunk, (end - item) // share), MAX_CLAIM), end - item)
+    """How many items a claim at `item` takes: a 1/share part of the rest, at least `chunk`."""
+    return min(max(chunk, (end - item) // share), end - item)
 
 
 @routine("int64(int64, int64, int64, int64, int64)")

@@ -2,7 +2,7 @@
 // What an item of a stage is stands beside it, in the files that follow their numba_cpu.py.
 #include "stages.h"
 
-enum { ONE_BY_ONE = 1 << 30 };
+enum { ONE_BY_ONE = 1 << 30, NORM_CLAIM = 8 };
 
 static int64_t wanted_items(int64_t step, int64_t row)
 {
@@ -35,18 +35,18 @@ static const stage stages[] = {
     [AT_GATED_NORM] = {row_count, gated_norm_item},
 };
 
-// Products of few rows: a claim takes a 1/(2 threads) part of what is left, else one item.
+// Products of few rows: a claim takes an equal part of what is left, else one item.
 static int64_t share_of(int64_t step, int64_t row, int64_t code)
 {
     int few = row_count(step, row) <= AT_SMALL_ROWS;
-    return few && (code == AT_LINEAR || code == AT_HEADS) ? 2 * word(step, AT_THREADS) : ONE_BY_ONE;
+    return few && (code == AT_LINEAR || code == AT_HEADS) ? word(step, AT_THREADS) : ONE_BY_ONE;
 }
 
 // Take items until there are none, then wait for those of others; the number after the last item.
 static int64_t run_stage(int64_t step, int64_t thread, int64_t row, int64_t code, int64_t base)
 {
     const stage *of = &stages[code];
-    int64_t end = base + of->items(step, row), least = code == AT_NORM ? MAX_CLAIM : 1, item;
+    int64_t end = base + of->items(step, row), least = code == AT_NORM ? NORM_CLAIM : 1, item;
     int64_t share = share_of(step, row, code);
     while ((item = claim(step, base, end, least, share)) >= 0) {
         int64_t size = claim_size(item, end, least, share);

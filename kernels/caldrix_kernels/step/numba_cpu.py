@@ -24,7 +24,6 @@ from caldrix_kernels.packing.numba_cpu import pack_panels
 from caldrix_kernels.rmsnorm.numba_cpu import norm_row
 from caldrix_kernels.rope.numba_cpu import rotate
 from caldrix_kernels.schedule.numba_cpu import (
-    MAX_CLAIM,
     address,
     claim,
     claim_size,
@@ -51,6 +50,8 @@ from caldrix_kernels.step.experts.numba_cpu import combine_item, dispatch_item, 
 from caldrix_kernels.step.layout import SMALL_ROWS
 
 ONE_BY_ONE = 1 << 30
+# Rows that are normed by a claim.
+NORM_CLAIM = 8
 
 
 @routine("int64(int64, int64, int64)")
@@ -109,16 +110,20 @@ def run_items(step, thread, row, code, first, end):
 
 @routine("int64(int64, int64, int64)")
 def share_of(step, row, code):
-    """Products of few rows: a claim takes a 1/(2 threads) part of what is left, else one item."""
+    """Products of few rows: a claim takes an equal part of what is left, else one item.
+
+    Guided self-scheduling (Polychronopoulos and Kuck, 1987): long runs of memory to read and few claims, and
+    small ones at the end, where threads of different speed meet.
+    """
     few = row_count(step, row) <= SMALL_ROWS
-    return 2 * word(step, at.THREADS) if few and code in (at.LINEAR, at.HEADS) else ONE_BY_ONE
+    return word(step, at.THREADS) if few and code in (at.LINEAR, at.HEADS) else ONE_BY_ONE
 
 
 @routine("int64(int64, int64, int64, int64, int64)")
 def run_stage(step, thread, row, code, base):
     """Take items until there are none, then wait for those of others; the number after the last item."""
     end = base + item_count(step, row, code)
-    least = MAX_CLAIM if code == at.NORM else 1
+    least = NORM_CLAIM if code == at.NORM else 1
     share = share_of(step, row, code)
     while True:
         item = claim(step, base, end, least, share)
