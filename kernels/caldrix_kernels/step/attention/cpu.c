@@ -12,19 +12,20 @@ static int64_t value_width_of(int64_t row) { return round_up(word(row, AT_HEAD_D
 
 static int64_t group_of(int64_t row) { return word(row, AT_Q_HEADS) / word(row, AT_KV_HEADS); }
 
-// Norm, where the op has gains, and rope of one query or key head.
-static void turn_head(int64_t step, int64_t row, int64_t head, int64_t position, int64_t source)
+// Norm, where there is a `gain`, and rope of a q or k head in rows m to m + count - 1.
+static void turn_heads(
+    int64_t step, int64_t row, int64_t gain, int64_t m, int64_t count, int64_t source, int64_t stride)
 {
     int64_t head_dim = word(row, AT_HEAD_DIM), rotary_dim = word(row, AT_ROTARY_DIM);
-    int64_t gain = word(row, head < word(row, AT_Q_HEADS) ? AT_Q_GAIN : AT_K_GAIN);
-    if (gain != 0) {
-        kernel_7 norm = (kernel_7)kernel_at(step, AT_NORM_ROW);
-        norm(
-            AT_ACT_F32, source, address_at(step, gain), source, round_up(head_dim, 16), head_dim,
-            word(row, AT_EPSILON));
+    int64_t table = address_at(step, word(row, AT_ROPE_TABLE)), epsilon = word(row, AT_EPSILON);
+    kernel_7 norm = (kernel_7)kernel_at(step, AT_NORM_ROW);
+    kernel_3 turn = (kernel_3)kernel_at(step, AT_ROTATE);
+    if (gain != 0) gain = address_at(step, gain);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t x = source + i * stride;
+        if (gain != 0) norm(AT_ACT_F32, x, gain, x, round_up(head_dim, 16), head_dim, epsilon);
+        turn(x, table + entry(step, AT_POSITIONS, m + i) * rotary_dim * 4, rotary_dim);
     }
-    int64_t table = address_at(step, word(row, AT_ROPE_TABLE)) + position * rotary_dim * 4;
-    ((kernel_3)kernel_at(step, AT_ROTATE))(source, table, rotary_dim);
 }
 
 // Whether row m is the last of its sequence in this step: rows of a sequence stand together.
@@ -47,36 +48,63 @@ static void place_pairs(int64_t source, int64_t out, int64_t place, int64_t widt
     for (int64_t i = 0; i < width; i++) store_u16(out + 4 * i, load_u16(source + 2 * i));
 }
 
-// Send row m of a finished q, k or v head where attention reads it: q roped and scaled, k roped.
-static void place_head(int64_t step, int64_t row, int64_t head, int64_t m, int64_t source)
+// Scaled, and the heads of a row that share keys beside each other.
+static void place_queries(
+    int64_t step, int64_t row, int64_t head, int64_t m, int64_t count, int64_t source, int64_t stride)
+{
+    int64_t act = word(step, AT_ACT), group = group_of(row), out_stride = word(row, AT_TARGET_STRIDE);
+    int64_t vectors = (head / group * word(step, AT_MAX_ROWS) + m) * group + head % group;
+    int64_t out = address_at(step, word(row, AT_TARGET)) + vectors * out_stride;
+    int64_t width = (word(row, AT_HEAD_DIM) + 15) >> 4;
+    for (int64_t i = 0; i < count; i++)
+        scale_into(act, source + i * stride, word(row, AT_SCALE), out + i * group * out_stride, width);
+}
+
+static void place_keys(
+    int64_t step, int64_t row, int64_t kv_head, int64_t m, int64_t count, int64_t source, int64_t stride)
+{
+    int64_t act = word(step, AT_ACT), size = act_bytes(act), head_dim = word(row, AT_HEAD_DIM);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t x = source + i * stride, position = entry(step, AT_POSITIONS, m + i);
+        int64_t place = position % AT_BLOCK, block = state_of(step, row, m + i, position / AT_BLOCK);
+        int64_t out = block + (kv_head * AT_BLOCK + place / AT_PANEL * AT_PANEL) * head_dim * size;
+        out += place % AT_PANEL * 4;
+        scale_into(act, x, ONE_BITS, x, (head_dim + 15) >> 4);
+        for (int64_t k = 0; k < head_dim * size / 4; k++)
+            store_u32(out + k * AT_PANEL * 4, load_u32(x + 4 * k));
+    }
+}
+
+static void place_values(
+    int64_t step, int64_t row, int64_t kv_head, int64_t m, int64_t count, int64_t source, int64_t stride)
+{
+    int64_t act = word(step, AT_ACT), head_dim = word(row, AT_HEAD_DIM), width = value_width_of(row);
+    int64_t before = (word(row, AT_KV_HEADS) * head_dim + kv_head * width) * AT_BLOCK * act_bytes(act);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t x = source + i * stride, position = entry(step, AT_POSITIONS, m + i);
+        int64_t place = position % AT_BLOCK, out = state_of(step, row, m + i, position / AT_BLOCK) + before;
+        if (act == AT_ACT_BF16) {
+            scale_into(act, x, ONE_BITS, x, width >> 4);
+            place_pairs(x, out, place, width, ends_sequence(step, m + i));
+        } else {
+            scale_into(act, x, ONE_BITS, out + place * width * 4, width >> 4);
+        }
+    }
+}
+
+// Send a finished q, k or v head of rows m to m + count - 1, `stride` bytes apart, where attention reads it.
+static void place_heads(
+    int64_t step, int64_t row, int64_t head, int64_t m, int64_t count, int64_t source, int64_t stride)
 {
     int64_t q_heads = word(row, AT_Q_HEADS), kv_heads = word(row, AT_KV_HEADS);
-    int64_t head_dim = word(row, AT_HEAD_DIM), position = entry(step, AT_POSITIONS, m);
-    int64_t act = word(step, AT_ACT), size = act_bytes(act);
-    if (head < q_heads + kv_heads) turn_head(step, row, head, position, source);
     if (head < q_heads) {
-        int64_t group = group_of(row);
-        int64_t vectors = ((head / group) * word(step, AT_MAX_ROWS) + m) * group + head % group;
-        int64_t out = address_at(step, word(row, AT_TARGET)) + vectors * word(row, AT_TARGET_STRIDE);
-        scale_into(act, source, word(row, AT_SCALE), out, (head_dim + 15) >> 4);
-        return;
-    }
-    int64_t state = state_of(step, row, m, position / AT_BLOCK), place = position % AT_BLOCK;
-    if (head < q_heads + kv_heads) {
-        int64_t out = state + (head - q_heads) * AT_BLOCK * head_dim * size;
-        out += place / AT_PANEL * (AT_PANEL * size) * head_dim + place % AT_PANEL * 4;
-        scale_into(act, source, ONE_BITS, source, (head_dim + 15) >> 4);
-        for (int64_t i = 0; i < head_dim * size / 4; i++)
-            store_u32(out + i * AT_PANEL * 4, load_u32(source + 4 * i));
-        return;
-    }
-    int64_t width = value_width_of(row);
-    int64_t out = state + (kv_heads * head_dim + (head - q_heads - kv_heads) * width) * AT_BLOCK * size;
-    if (act == AT_ACT_BF16) {
-        scale_into(act, source, ONE_BITS, source, width >> 4);
-        place_pairs(source, out, place, width, ends_sequence(step, m));
+        turn_heads(step, row, word(row, AT_Q_GAIN), m, count, source, stride);
+        place_queries(step, row, head, m, count, source, stride);
+    } else if (head < q_heads + kv_heads) {
+        turn_heads(step, row, word(row, AT_K_GAIN), m, count, source, stride);
+        place_keys(step, row, head - q_heads, m, count, source, stride);
     } else {
-        scale_into(act, source, ONE_BITS, out + place * width * 4, width >> 4);
+        place_values(step, row, head - q_heads - kv_heads, m, count, source, stride);
     }
 }
 
@@ -98,7 +126,7 @@ void head_item(int64_t step, int64_t thread, int64_t row, int64_t item)
             int64_t panel = head * panels + slice, w = by.weight + panel * by.panel_bytes;
             multiply(&by, w, panel, m, count, scratch + slice * TILE_ROW, head_bytes);
         }
-        for (int64_t i = 0; i < count; i++) place_head(step, row, head, m + i, scratch + i * head_bytes);
+        place_heads(step, row, head, m, count, scratch, head_bytes);
     }
 }
 

@@ -57,45 +57,86 @@ def place_pairs(source, out, place, width, last):
         store_u16(out + 4 * i, load_u16(source + 2 * i))
 
 
-@routine("void(int64, int64, int64, int64, int64)")
-def place_head(step, row, head, m, source):
-    """Send row m of a finished q, k or v head where attention reads it: q roped and scaled, k roped."""
-    q_heads, kv_heads = word(row, at.Q_HEADS), word(row, at.KV_HEADS)
+@routine("void(int64, int64, int64, int64, int64, int64, int64)")
+def turn_heads(step, row, gain, m, count, source, stride):
+    """Norm, where there is a `gain`, and rope of a q or k head in rows m to m + count - 1."""
     head_dim, rotary_dim = word(row, at.HEAD_DIM), word(row, at.ROTARY_DIM)
-    position = load_i64(word(step, at.POSITIONS) + 8 * m)
-    value_width = (head_dim + PANEL - 1) // PANEL * PANEL
-    if head < q_heads + kv_heads:
-        gain = word(row, at.Q_GAIN) if head < q_heads else word(row, at.K_GAIN)
-        if gain != 0:
-            width, epsilon = (head_dim + 15) & ~15, word(row, at.EPSILON)
-            norm = (ACT_F32, source, address(step, gain), source, width, head_dim, epsilon)
-            call(kernel_at(step, at.NORM_ROW), norm)
-        table = address(step, word(row, at.ROPE_TABLE)) + position * rotary_dim * 4
-        call(kernel_at(step, at.ROTATE), (source, table, rotary_dim))
-    act = word(step, at.ACT)
-    size = act_bytes(act)
-    if head < q_heads:
-        group = q_heads // kv_heads
-        vectors = ((head // group) * word(step, at.MAX_ROWS) + m) * group + head % group
-        out = address(step, word(row, at.TARGET)) + vectors * word(row, at.TARGET_STRIDE)
-        scale_into(act, source, word(row, at.SCALE), out, (head_dim + 15) >> 4)
-        return
+    if gain != 0:
+        width, epsilon, gain = (head_dim + 15) & ~15, word(row, at.EPSILON), address(step, gain)
+        norm_row = kernel_at(step, at.NORM_ROW)
+        for i in range(count):
+            x = source + i * stride
+            call(norm_row, (ACT_F32, x, gain, x, width, head_dim, epsilon))
+    rotate, table = kernel_at(step, at.ROTATE), address(step, word(row, at.ROPE_TABLE))
+    positions = word(step, at.POSITIONS) + 8 * m
+    for i in range(count):
+        place = table + load_i64(positions + 8 * i) * rotary_dim * 4
+        call(rotate, (source + i * stride, place, rotary_dim))
+
+
+@routine("int64(int64, int64, int64, int64)")
+def state_of(step, row, m, position):
+    """Where this layer's keys and values of the block of row m's `position` begin."""
     state = load_i64(word(step, at.SLOT_TABLE) + 8 * load_i64(word(step, at.SLOTS) + 8 * m))
-    state += position // BLOCK * word(step, at.STATE_BLOCK) + word(row, at.STATE_OFFSET)
-    place = position % BLOCK
-    if head < q_heads + kv_heads:
-        out = state + (head - q_heads) * BLOCK * head_dim * size
+    return state + position // BLOCK * word(step, at.STATE_BLOCK) + word(row, at.STATE_OFFSET)
+
+
+@routine("void(int64, int64, int64, int64, int64, int64, int64)")
+def place_queries(step, row, head, m, count, source, stride):
+    """Scaled, and the heads of a row that share keys beside each other."""
+    act, width, scale = word(step, at.ACT), (word(row, at.HEAD_DIM) + 15) >> 4, word(row, at.SCALE)
+    group = word(row, at.Q_HEADS) // word(row, at.KV_HEADS)
+    kv_head, out_stride = head // group, word(row, at.TARGET_STRIDE)
+    vectors = (kv_head * word(step, at.MAX_ROWS) + m) * group + head - kv_head * group
+    out = address(step, word(row, at.TARGET)) + vectors * out_stride
+    for i in range(count):
+        scale_into(act, source + i * stride, scale, out + i * group * out_stride, width)
+
+
+@routine("void(int64, int64, int64, int64, int64, int64, int64)")
+def place_keys(step, row, kv_head, m, count, source, stride):
+    act, head_dim = word(step, at.ACT), word(row, at.HEAD_DIM)
+    size, positions = act_bytes(act), word(step, at.POSITIONS)
+    for i in range(count):
+        x, position = source + i * stride, load_i64(positions + 8 * (m + i))
+        place = position % BLOCK
+        out = state_of(step, row, m + i, position) + kv_head * BLOCK * head_dim * size
         out += place // PANEL * (PANEL * size) * head_dim + place % PANEL * 4
-        scale_into(act, source, ONE_BITS, source, (head_dim + 15) >> 4)
-        for i in range(head_dim * size >> 2):
-            store_u32(out + i * PANEL * 4, load_u32(source + 4 * i))
-        return
-    out = state + (kv_heads * head_dim + (head - q_heads - kv_heads) * value_width) * BLOCK * size
-    if act == ACT_BF16:
-        scale_into(act, source, ONE_BITS, source, value_width >> 4)
-        place_pairs(source, out, place, value_width, ends_sequence(step, m))
+        scale_into(act, x, ONE_BITS, x, (head_dim + 15) >> 4)
+        for k in range(head_dim * size >> 2):
+            store_u32(out + k * PANEL * 4, load_u32(x + 4 * k))
+
+
+@routine("void(int64, int64, int64, int64, int64, int64, int64)")
+def place_values(step, row, kv_head, m, count, source, stride):
+    act, head_dim = word(step, at.ACT), word(row, at.HEAD_DIM)
+    width, positions = (head_dim + PANEL - 1) // PANEL * PANEL, word(step, at.POSITIONS)
+    before = (word(row, at.KV_HEADS) * head_dim + kv_head * width) * BLOCK * act_bytes(act)
+    for i in range(count):
+        x, position = source + i * stride, load_i64(positions + 8 * (m + i))
+        out, place = state_of(step, row, m + i, position) + before, position % BLOCK
+        if act == ACT_BF16:
+            scale_into(act, x, ONE_BITS, x, width >> 4)
+            place_pairs(x, out, place, width, ends_sequence(step, m + i))
+        else:
+            scale_into(act, x, ONE_BITS, out + place * width * 4, width >> 4)
+
+
+@routine("void(int64, int64, int64, int64, int64, int64, int64)")
+def place_heads(step, row, head, m, count, source, stride):
+    """Send a finished q, k or v head of rows m to m + count - 1 where attention reads it.
+
+    source: float32[count][panels of the head], `stride` bytes apart.
+    """
+    q_heads, kv_heads = word(row, at.Q_HEADS), word(row, at.KV_HEADS)
+    if head < q_heads:
+        turn_heads(step, row, word(row, at.Q_GAIN), m, count, source, stride)
+        place_queries(step, row, head, m, count, source, stride)
+    elif head < q_heads + kv_heads:
+        turn_heads(step, row, word(row, at.K_GAIN), m, count, source, stride)
+        place_keys(step, row, head - q_heads, m, count, source, stride)
     else:
-        scale_into(act, source, ONE_BITS, out + place * value_width * 4, value_width >> 4)
+        place_values(step, row, head - q_heads - kv_heads, m, count, source, stride)
 
 
 @routine("int64(int64, int64)")
@@ -127,8 +168,7 @@ def head_run(step, thread, row, first, end):
                 call(tile, (count, w, step_bytes, x + m * x_stride, x_stride, columns, out, head_bytes))
                 if bias != 0:
                     add_bias(out, head_bytes, count, bias + panel * TILE_ROW)
-            for i in range(count):
-                place_head(step, row, head, m + i, scratch + i * head_bytes)
+            place_heads(step, row, head, m, count, scratch, head_bytes)
             m += count
 
 
@@ -168,8 +208,7 @@ def attend(step, row, m, kv_head, block, count, first, scores, out):
     q_heads, kv_heads, head_dim = word(row, at.Q_HEADS), word(row, at.KV_HEADS), word(row, at.HEAD_DIM)
     group = q_heads // kv_heads
     value_width = (head_dim + PANEL - 1) // PANEL * PANEL
-    state = load_i64(word(step, at.SLOT_TABLE) + 8 * load_i64(word(step, at.SLOTS) + 8 * m))
-    state += block * word(step, at.STATE_BLOCK) + word(row, at.STATE_OFFSET)
+    state = state_of(step, row, m, block * BLOCK)
     act = word(step, at.ACT)
     size = act_bytes(act)
     keys = state + kv_head * BLOCK * head_dim * size
