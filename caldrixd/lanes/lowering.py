@@ -16,6 +16,7 @@ A plan that has none of these shapes is refused before its weights are read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from caldrix_kernels.step import layout as at
@@ -38,6 +39,9 @@ from caldrixd.lanes.lowered import (
 )
 from caldrixd.lanes.stages import VECTOR, WANTED, Stages, float_bits, interleaved, padded
 from caldrixd.plan.plan import Op, Plan
+
+# Attention takes powers of two where the plan has exponentials.
+LOG2_E = math.log2(math.e)
 
 
 def embed(stages: Stages, op: Op) -> None:
@@ -172,7 +176,7 @@ def attend(stages: Stages, op: Op) -> None:
             at.ITEMS: heads + 2 * kv_heads,
             at.ROTARY_DIM: stages.plan.rope.rotary_dim,
             at.ROPE_TABLE: stages.index(ROPE),
-            at.SCALE: float_bits(op.params["scale"]),
+            at.SCALE: float_bits(op.params["scale"] * LOG2_E),
         },
     )
     stages.emit(at.ATTENTION, geometry, stages.source(QUERIES), stages.target(ATTENDED, heads * head_dim))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -232,12 +233,24 @@ def placed(k: Float32, v: Float32, q: Float32, halves: bool) -> tuple[npt.NDArra
     return tuple(found)
 
 
+def test_a_power_of_two() -> None:
+    """What a partial is scaled by when it is merged with another whose max is larger, which keeps its own."""
+    falls = -np.concatenate([np.linspace(0, 125, 4001), np.arange(126.0), np.geomspace(1e-9, 1, 100)])
+    for fall in falls.astype(np.float32):
+        pair = ((0, 0), (1, fall))
+        run, block = (np.array([acc] * PANEL + [top, 1] + [0] * 14, np.float32) for acc, top in pair)
+        attention.merge_partials.ctypes(run.ctypes.data, block.ctypes.data, PANEL, 0, 1)
+        exact = 2.0 ** float(fall)
+        assert np.all(np.abs(run[:PANEL] - exact) <= (2e-7 * exact if fall else 0))
+        assert run[PANEL] == 0
+
+
 @pytest.mark.parametrize(("head_dim", "group"), [(8, 1), (16, 3), (24, 2), (64, 3), (80, 7)])
 @pytest.mark.parametrize("first", [0, 1, 31, 32, 126, 127, 128, 270])
 @pytest.mark.parametrize("window", [0, 1, 3, 128, 131, 1000])
 @pytest.mark.parametrize("act", [ACT_F32, *([ACT_BF16] if HAS_BF16 else []), ACT_ROUNDED])
 def test_attention(act: int, head_dim: int, group: int, first: int, window: int) -> None:
-    """Rows first..first+2 of one key/value head, block by block, against plain softmax attention.
+    """Rows first..first+2 of one key/value head, block by block, against plain softmax attention to base 2.
 
     Weights that are rounded to bfloat16 are wrong by 2**-8 of themselves at most.
     """
@@ -290,7 +303,7 @@ def test_attention(act: int, head_dim: int, group: int, first: int, window: int)
         length = first + row + 1
         single = (q[row].reshape(1, -1), k[:length, None])
         expected, most = (
-            attention_reference(*single, part[:length, None], [first + row], scale=1.0, window=window)
+            attention_reference(*single, part[:length, None], [first + row], scale=math.log(2), window=window)
             for part in (v, np.abs(v))
         )
         got = np.asarray(out[row * group : (row + 1) * group, :head_dim]).reshape(1, -1)

@@ -21,8 +21,9 @@ enum { BLOCK_VECTORS = AT_BLOCK / LANES, SCORE_BYTES = 4 * AT_BLOCK };
 FOLD(fold_max, v_max)
 FOLD(fold_sum, v_add)
 
-// scores[0:BLOCK] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`.
-static void softmax_block(int64_t scores, int64_t low, int64_t high, int64_t max_at)
+// scores[0:BLOCK] -> 2**(score - max) as activations, zero outside [low, high). The max and the sum of what was
+// not rounded yet, float32, go to `max_at`.
+INLINE void softmax_block(int64_t act, int64_t scores, int64_t low, int64_t high, int64_t max_at)
 {
     vf parts[BLOCK_VECTORS];
     UNROLLED for (int i = 0; i < BLOCK_VECTORS; i++)
@@ -34,9 +35,9 @@ static void softmax_block(int64_t scores, int64_t low, int64_t high, int64_t max
     vf top_lanes = v_lanes(top);
     UNROLLED for (int i = 0; i < BLOCK_VECTORS; i++)
     {
-        vf power = v_exp(v_sub(parts[i], top_lanes));
+        vf power = v_exp2(v_sub(parts[i], top_lanes));
         parts[i] = v_keep(low - LANES * i, high - LANES * i, power, 0.0f);
-        v_store(scores + 64 * i, parts[i]);
+        store_activation(scores + LANES * i * act_bytes(act), parts[i], act);
     }
     store_f32(max_at, top);
     store_f32(max_at + 4, v_sum(fold_sum(parts)));
@@ -47,10 +48,10 @@ static void merge(int64_t run, int64_t block, int64_t width)
     int64_t at_max = 4 * width, at_sum = at_max + 4;
     float run_max = load_f32(run + at_max), block_max = load_f32(block + at_max);
     float run_sum = load_f32(run + at_sum), block_sum = load_f32(block + at_sum);
-    // The larger of the two keeps its scale: exp(0) is exactly 1.
+    // The larger of the two keeps its scale: exp2(0) is exactly 1.
     float rise = block_max - run_max;
     int rises = rise > 0.0f;
-    vf decay = v_exp(v_lanes(rises ? -rise : rise));
+    vf decay = v_exp2(v_lanes(rises ? -rise : rise));
     vf run_scale = rises ? decay : v_lanes(1.0f), block_scale = rises ? v_lanes(1.0f) : decay;
     vf total = v_fma(v_lanes(block_sum), block_scale, v_mul(v_lanes(run_sum), run_scale));
     store_f32(run + at_max, run_max > block_max ? run_max : block_max);
@@ -100,10 +101,7 @@ void attend_block(
     // The row r of the run sees columns back + r <= column < ahead + r of the block.
     int64_t ahead = first + 1 - start, back = window > 0 ? ahead - window : -(1 << 30);
     for (int64_t i = 0; i < count; i++)
-        softmax_block(scores + i * SCORE_BYTES, back + i / group, ahead + i / group, maxima + i * stride);
-    if (act != AT_ACT_F32)
-        for (int64_t i = 0; i < count; i++)
-            scale_into(act, scores + i * SCORE_BYTES, ONE_BITS, scores + i * SCORE_BYTES, BLOCK_VECTORS);
+        softmax_block(act, scores + i * SCORE_BYTES, back + i / group, ahead + i / group, maxima + i * stride);
     if (act == AT_ACT_BF16) visible = round_up(visible, 2);
     int64_t column = 0;
     for (; column + 2 * AT_PANEL <= value_width; column += 2 * AT_PANEL)

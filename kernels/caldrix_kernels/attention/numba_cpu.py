@@ -4,6 +4,9 @@ A block's partial result for one query is {acc[value width], max, sum}; partials
 (the online softmax of Milakov and Gimelshein, 2018, as FlashAttention uses it). Blocks start at
 absolute positions, so chunking, batching and the number of threads never change the order of a sum.
 
+Scores are logarithms to base 2: queries come multiplied by log2(e) besides the model's own scale, and what
+would be an exponential is a power of two, which costs half as much.
+
 A block's keys of a head: [BLOCK/32][head_dim][32 positions] float32; values: [BLOCK][value width] float32.
 As bfloat16, for the instruction that adds two products at a time: [BLOCK/32][head_dim/2][32 positions][2]
 and [BLOCK/2][value width][2 positions].
@@ -16,14 +19,13 @@ from numba.extending import intrinsic
 from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import call, kernel, routine
 from caldrix_kernels.linear.numba_cpu import act_bytes
-from caldrix_kernels.rope.numba_cpu import ONE_BITS, scale_into
 from caldrix_kernels.step.layout import ACT_BF16, ACT_BYTES, ACT_F32, ACT_ROUNDED, BLOCK, PANEL
 
 BLOCK_VECTORS = BLOCK // v.LANES
 SCORE_BYTES = 4 * BLOCK  # of one query
 
 
-def _softmax(builder, vectors, limits=None):
+def _softmax(builder, act, vectors, limits=None):
     """Softmax of several (scores, max address) at once: one alone is a long chain of latencies.
 
     `limits` are (low, high) of each: what lies outside [low, high) has no part.
@@ -49,7 +51,7 @@ def _softmax(builder, vectors, limits=None):
     weights = []
     for number, (parts, top) in enumerate(zip(masked, tops, strict=True)):
         top_lanes = v.broadcast(builder, top, v.VF)
-        powers = [v.exp(builder, builder.fsub(part, top_lanes)) for part in parts]
+        powers = [v.exp2(builder, builder.fsub(part, top_lanes)) for part in parts]
         if limits is not None:
             zipped = zip(kept[number], powers, strict=True)
             powers = [builder.select(k, p, v.lanes(0.0)) for k, p in zipped]
@@ -57,7 +59,7 @@ def _softmax(builder, vectors, limits=None):
     sums = [v.reduce(builder, folded(parts, builder.fadd), builder.fadd) for parts in weights]
     for (scores, max_at), parts, top, total in zip(vectors, weights, tops, sums, strict=True):
         for i, part in enumerate(parts):
-            v.store(builder, part, v.offset(builder, scores, 64 * i))
+            v.store_activation(builder, part, v.offset(builder, scores, v.LANES * ACT_BYTES[act] * i), act)
         v.store(builder, top, max_at)
         v.store(builder, total, v.offset(builder, max_at, 4))
 
@@ -74,46 +76,30 @@ def _within(builder, low, high):
     return keep
 
 
-@intrinsic
-def softmax_block(typing, scores, low, high, max_at):
-    """scores[0:BLOCK] -> exp(score - max), zero outside [low, high); max and sum (float32) go to `max_at`."""
+def _make_softmax(act, limited):
+    @intrinsic
+    def softmax(typing, scores, maxima, low, high):
+        """Of two rows, or twice of one: scores[0:BLOCK] -> 2**(score - max), stored as activations.
 
-    def codegen(context, builder, signature, arguments):
-        scores, low, high, max_at = arguments
-        _softmax(builder, [(scores, max_at)], [(low, high)])
-        return context.get_dummy_value()
+        Zero outside [low, high), but for the variant that sees the whole block. The max and the sum (float32)
+        of what was not rounded yet go to `maxima`. Each argument is a pair.
+        """
 
-    return types.void(*[types.int64] * 4), codegen
+        def codegen(context, builder, signature, arguments):
+            pairs = [[builder.extract_value(pair, i) for i in range(2)] for pair in arguments]
+            vectors, limits = (list(zip(*pairs[i : i + 2], strict=True)) for i in (0, 2))
+            _softmax(builder, act, vectors, limits if limited else None)
+            return context.get_dummy_value()
 
+        return types.void(*[types.UniTuple(types.int64, 2)] * 4), codegen
 
-def _pair(builder, scores, max_at, stride):
-    return [(scores, max_at), (v.offset(builder, scores, SCORE_BYTES), builder.add(max_at, stride))]
-
-
-@intrinsic
-def softmax_blocks(typing, scores, low, high, max_at, stride):
-    """Two of them: `low` and `high` are tuples, the maxima lie `stride` bytes apart."""
-
-    def codegen(context, builder, signature, arguments):
-        scores, low, high, max_at, stride = arguments
-        limits = [(builder.extract_value(low, i), builder.extract_value(high, i)) for i in range(2)]
-        _softmax(builder, _pair(builder, scores, max_at, stride), limits)
-        return context.get_dummy_value()
-
-    two = types.UniTuple(types.int64, 2)
-    return types.void(types.int64, two, two, types.int64, types.int64), codegen
+    return softmax
 
 
-@intrinsic
-def softmax_whole_blocks(typing, scores, max_at, stride):
-    """Two of them that see the whole block."""
-
-    def codegen(context, builder, signature, arguments):
-        scores, max_at, stride = arguments
-        _softmax(builder, _pair(builder, scores, max_at, stride))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
+_softmax_f32, _softmax_bf16, _softmax_rounded = (
+    _make_softmax(act, True) for act in (ACT_F32, ACT_BF16, ACT_ROUNDED)
+)
+_whole_f32, _whole_bf16 = (_make_softmax(act, False) for act in (ACT_F32, ACT_BF16))
 
 
 @intrinsic
@@ -128,11 +114,11 @@ def _merge(typing, run, block, width):
 
         run_max, block_max = scalar(run, at_max), scalar(block, at_max)
         run_sum, block_sum = scalar(run, at_sum), scalar(block, at_sum)
-        # The larger of the two keeps its scale: exp(0) is exactly 1.
+        # The larger of the two keeps its scale: exp2(0) is exactly 1.
         rise = builder.fsub(block_max, run_max)
         rises = builder.fcmp_ordered(">", rise, v.lanes(0.0))
         fall = builder.select(rises, builder.fsub(v.lanes(-0.0), rise), rise)
-        decay = v.exp(builder, fall)
+        decay = v.exp2(builder, fall)
         run_scale = builder.select(rises, decay, v.lanes(1.0))
         block_scale = builder.select(rises, v.lanes(1.0), decay)
         total = v.fma(builder, block_sum, block_scale, builder.fmul(run_sum, run_scale))
@@ -220,22 +206,28 @@ def partial_bytes(value_width):
     return value_width * 4 + 64
 
 
-@routine("void(int64, int64, int64, int64, int64, int64, int64)")
-def softmax_rows(rows, group, back, ahead, scores, maxima, stride):
+@routine("void(int64, int64, int64, int64, int64, int64, int64, int64)")
+def softmax_rows(act, rows, group, back, ahead, scores, maxima, stride):
     """Of each query: row r sees columns back + r <= column < ahead + r of the block."""
-    count, i = rows * group, 0
-    if ahead >= BLOCK and back + rows <= 1:
-        while i + 2 <= count:
-            softmax_whole_blocks(scores + i * SCORE_BYTES, maxima + i * stride, stride)
-            i += 2
-    while i + 2 <= count:
-        a, b = i // group, (i + 1) // group
-        low, high = (back + a, back + b), (ahead + a, ahead + b)
-        softmax_blocks(scores + i * SCORE_BYTES, low, high, maxima + i * stride, stride)
-        i += 2
-    if i < count:
-        row = i // group
-        softmax_block(scores + i * SCORE_BYTES, back + row, ahead + row, maxima + i * stride)
+    count = rows * group
+    whole = ahead >= BLOCK and back + rows <= 1
+    for i in range(0, count, 2):
+        j = min(i + 1, count - 1)
+        places = (scores + i * SCORE_BYTES, scores + j * SCORE_BYTES)
+        tops = (maxima + i * stride, maxima + j * stride)
+        low, high = (back + i // group, back + j // group), (ahead + i // group, ahead + j // group)
+        if act == ACT_F32:
+            if whole:
+                _whole_f32(places, tops, low, high)
+            else:
+                _softmax_f32(places, tops, low, high)
+        elif act == ACT_BF16:
+            if whole:
+                _whole_bf16(places, tops, low, high)
+            else:
+                _softmax_bf16(places, tops, low, high)
+        else:
+            _softmax_rounded(places, tops, low, high)
 
 
 @kernel(16)
@@ -273,11 +265,7 @@ def attend_block(
     stride = partial_bytes(value_width)
     ahead = first + 1 - start
     back = ahead - window if window > 0 else -(1 << 30)
-    softmax_rows(rows, group, back, ahead, scores, out + value_width * 4, stride)
-    if act != ACT_F32:
-        for i in range(count):
-            place = scores + i * SCORE_BYTES
-            scale_into(act, place, ONE_BITS, place, BLOCK_VECTORS)
+    softmax_rows(act, rows, group, back, ahead, scores, out + value_width * 4, stride)
     if act == ACT_BF16:
         visible = (visible + 1) & ~1
     column = 0

@@ -220,6 +220,22 @@ INLINE vf v_exp(vf x)
     return poly;
 }
 
+// 2**x in each lane for x <= 0, taken as at least -125; see intrinsics/vector.py.
+INLINE vf v_exp2(vf x)
+{
+    static const float coefficients[5] = {
+        (float)0.009671512688149668, (float)0.055507337435740836, (float)0.2402224208463513,
+        (float)0.6931469775987168, 1.0f};
+    const vf magic = v_lanes(12582912.0f);
+    x = v_max(x, v_lanes(-125.0f));
+    vf shifted = v_add(x, magic);
+    vf r = v_sub(x, v_sub(shifted, magic));
+    vf poly = v_lanes((float)0.0013264727247132993);
+    UNROLLED for (int i = 0; i < 5; i++) poly = v_fma(poly, r, v_lanes(coefficients[i]));
+    EACH_PART poly.part[p] = (reg)((ireg)poly.part[p] + ((ireg)shifted.part[p] << 23));
+    return poly;
+}
+
 // 1 / (1 + exp(-x)) in each lane.
 INLINE vf v_sigmoid(vf x)
 {

@@ -126,7 +126,7 @@ ROW_WORDS = 46
     ROTARY_DIM,
     ROPE_TABLE,  # address index
     STATE_OFFSET,  # bytes of a block's state in the layers before this one
-    SCALE,  # float32 bits
+    SCALE,  # float32 bits; HEADS: of the queries, log2(e) included
     PANELLED,  # embedding table: 1 packed in panels, 0 row-major
     ROW_BYTES,  # embedding table: bytes a row, row-major only
     WINDOW,  # positions that attention sees, 0 = all
