@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from caldrixd.lanes import cpu, packing
@@ -107,16 +106,15 @@ def second(directory: Path, threads: int) -> Numbers:
         read, loaded = [], []
         for _ in range(ROUNDS):
             read.append(_seconds(lambda: _read(files)))
-            loaded.append(_seconds(lambda: _load(other, threads)))
+            loaded.append(_seconds_of_load(other, threads))
         found |= {"read": statistics.median(read), "load": statistics.median(loaded)}
         size = sum(path.stat().st_size for path in files)
         before = _read_from_disk()
         read, loaded = [], []
         for _ in range(ROUNDS):
-            with _out_of_page_cache(files):
-                read.append(_seconds(lambda: _read(files)))
-            with _out_of_page_cache(files):
-                loaded.append(_seconds(lambda: _load(other, threads)))
+            _leave_page_cache(files)
+            read.append(_seconds(lambda: _read(files)))
+            loaded.append(_seconds_of_load(other, threads, not_cached=files))
         found |= {"disk_read": statistics.median(read), "disk_load": statistics.median(loaded)}
         found["from_disk"] = float(_read_from_disk() - before >= 2 * ROUNDS * size * 0.9)
         return found
@@ -134,22 +132,30 @@ def _first_step(directory: Path, threads: int) -> None:
     program.close()
 
 
-def _read(files: list[Path]) -> None:
-    """Read files whole into new memory of the kind that holds weights."""
+def _seconds_of_load(directory: Path, threads: int, not_cached: Sequence[Path] = ()) -> float:
+    """Of the lane's load alone: the files are open and the plan is made."""
+    plan, tensors = models.opened(directory)
+    _leave_page_cache(not_cached)
+    return _seconds(lambda: cpu.load(plan, tensors, threads=threads, report=_ignore))
+
+
+def _read(files: Sequence[Path]) -> list[Arena]:
+    """Files, read whole into new memory of the kind that holds weights."""
+    arenas = []
     for path in files:
         with open(path, "rb", buffering=0) as file:
-            memory = Arena(path.stat().st_size, huge=True).bytes.data
+            arenas.append(Arena(path.stat().st_size, huge=True))
+            memory = arenas[-1].bytes.data
             while read := file.readinto(memory):
                 memory = memory[read:]
+    return arenas
 
 
-@contextmanager
-def _out_of_page_cache(files: list[Path]) -> Iterator[None]:
+def _leave_page_cache(files: Sequence[Path]) -> None:
     for path in files:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    yield
 
 
 def _read_from_disk() -> int:
@@ -161,9 +167,12 @@ def _read_from_disk() -> int:
 
 
 def _seconds(work: Callable[[], object]) -> float:
+    """That it takes; freeing what it returns is not counted."""
     started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    made = work()
+    seconds = time.perf_counter() - started
+    del made
+    return seconds
 
 
 MEASUREMENTS: dict[str, Callable[[Path, int], Numbers]] = {"memory": memory, "load": load, "second": second}
