@@ -18,7 +18,7 @@ from caldrixd.lanes.lowered import (
     Routing,
     Segment,
 )
-from caldrixd.lanes.stages import VECTOR, Fields, Stages, float_bits, interleaved, padded
+from caldrixd.lanes.stages import GATED, VECTOR, Fields, Stages, float_bits
 from caldrixd.plan.plan import Op
 
 # Columns of a value head that one item of the delta rule keeps: more would not stay in AVX2's registers.
@@ -37,12 +37,11 @@ def experts(stages: Stages, op: Op, into: Fields) -> None:
     routes = {at.ROUTES: stages.index(ROUTES), at.TOP_K: top_k, at.EXPERTS: count}
     for buffer in (DISPATCHED, EXPERT_HIDDEN, EXPERT_OUTPUT):
         stages.copies[buffer] = max(top_k, stages.copies.get(buffer, 0))
-    segments = padded([Segment(router.weights[0], 0, count)])
     stages.emit(
         at.LINEAR,
         stages.source(NORMED),
         stages.target(SCORES, count),
-        stages.pack(router.weights[0], segments, [router]),
+        stages.pack(router.weights[0], [stages.whole(router)], [router]),
         {at.EPILOGUE: at.STORE},
     )
     stages.emit(at.ROUTE, stages.source(SCORES), routes, {at.NORMALISE: int(op.params["normalise"])})
@@ -51,8 +50,8 @@ def experts(stages: Stages, op: Op, into: Fields) -> None:
     ups, downs = [], []
     for expert in range(count):
         gate, up, down = op.weights[3 * expert : 3 * expert + 3]
-        ups += interleaved(gate, up, width)
-        downs += padded([Segment(down, 0, hidden)])
+        ups.append(Segment((gate, up), 0, width, GATED))
+        downs.append(Segment((down,), 0, hidden))
     for name, parts, weight, source, target, epilogue in (
         ("gates and ups of ", ups, op.weights[0], DISPATCHED, (EXPERT_HIDDEN, width), at.SILU_MUL),
         ("downs of ", downs, op.weights[2], EXPERT_HIDDEN, (EXPERT_OUTPUT, hidden), at.STORE),
@@ -122,9 +121,9 @@ def _project(stages: Stages, op: Op, inputs: tuple[str, ...]) -> list[int]:
     starts = []
     linears = [stages.linear_behind(buffer, stages.normed, op) for buffer in inputs]
     for linear in linears:
-        starts.append(4 * sum(segment.count for segment in segments))
-        segments += padded([Segment(linear.weights[0], 0, stages.shapes[linear.weights[0]][0])])
-    width = sum(segment.count for segment in segments)
+        starts.append(4 * sum(segment.rows for segment in segments))
+        segments.append(stages.whole(linear))
+    width = sum(segment.rows for segment in segments)
     packing = stages.pack("projections of " + linears[0].weights[0], segments, linears)
     target = stages.target(PROJECTED, width)
     stages.emit(at.LINEAR, stages.source(NORMED), target, packing, {at.EPILOGUE: at.STORE})

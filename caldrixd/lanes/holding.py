@@ -59,6 +59,11 @@ def formats(lowered: Lowered, dtypes: Mapping[str, str]) -> dict[str, int]:
     return found | {name: FORMATS[dtypes[name]] for name in lowered.tables}
 
 
+def mixed(packed: Packed, dtypes: Mapping[str, str]) -> bool:
+    """Whether tensors of different formats meet in it."""
+    return len({dtypes[tensor] for tensor in packed.tensors}) > 1
+
+
 def weight_sizes(lowered: Lowered, dtypes: Mapping[str, str], shapes: Shapes) -> dict[str, int]:
     """Bytes of everything in the weight arena, in its order."""
     stored = formats(lowered, dtypes)
@@ -100,9 +105,9 @@ def _most_read(lowered: Lowered, sizes: Mapping[str, int], dtypes: Mapping[str, 
 
 def _sources(packed: Packed, dtypes: Mapping[str, str], shapes: Shapes) -> Iterator[int]:
     """Bytes that are read of each tensor; where formats differ, also those of its float32 copy."""
-    mixed = len({dtypes[tensor] for tensor in packed.tensors}) > 1
+    copied = mixed(packed, dtypes)
     for tensor in packed.tensors:
-        yield _stored(tensor, dtypes, shapes) + (4 * math.prod(shapes[tensor]) if mixed else 0)
+        yield _stored(tensor, dtypes, shapes) + (4 * math.prod(shapes[tensor]) if copied else 0)
 
 
 def _state_bytes(lowered: Lowered, ctx: int) -> int:

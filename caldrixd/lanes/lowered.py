@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from caldrix_kernels.step.layout import PANEL, round_up
+
 # Names in the address table that are not weights. NORMED stands at index 0, see step.layout.
 NORMED, RESIDUAL, QUERIES, ATTENDED, HIDDEN, LOGITS, ROPE = (
     "normed",
@@ -30,16 +32,31 @@ PROJECTED, CONVOLVED, MIXED = "projected", "convolved", "mixed"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` rows of a packed matrix: rows of `tensor` from `first` on, or zero rows (tensor None)."""
+    """Rows of a packed matrix: `count` of each of `tensors`, from `first` on.
 
-    tensor: str | None
+    They stand in turns of `turn` rows, one of each tensor after the other; zero rows fill the last turns.
+    """
+
+    tensors: tuple[str, ...]
     first: int
     count: int
+    turn: int = PANEL
+
+    @property
+    def turns(self) -> int:
+        return -(-self.count // self.turn)
+
+    @property
+    def rows(self) -> int:
+        return self.turns * len(self.tensors) * self.turn
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in panels. `columns` are stored in the checkpoint; each tensor may have a bias."""
+    """A matrix in panels: segments, then zero rows up to a whole panel.
+
+    `columns` are stored in the checkpoint; each tensor may have a bias.
+    """
 
     segments: tuple[Segment, ...]
     columns: int
@@ -47,12 +64,12 @@ class Packed:
 
     @cached_property
     def rows(self) -> int:
-        return sum(segment.count for segment in self.segments)
+        return round_up(sum(segment.rows for segment in self.segments), PANEL)
 
     @cached_property
     def tensors(self) -> list[str]:
         """What it is packed of, each once."""
-        return list(dict.fromkeys(segment.tensor for segment in self.segments if segment.tensor))
+        return list(dict.fromkeys(tensor for segment in self.segments for tensor in segment.tensors))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from caldrixd.lanes.lowered import (
     Lowered,
     Segment,
 )
-from caldrixd.lanes.stages import VECTOR, WANTED, Stages, float_bits, interleaved, padded
+from caldrixd.lanes.stages import GATED, VECTOR, WANTED, Stages, float_bits
 from caldrixd.plan.plan import Op, Plan
 
 # Attention takes powers of two where the plan has exponentials.
@@ -110,8 +110,7 @@ def linear(stages: Stages, op: Op) -> None:
         at.TARGET: stages.index(LOGITS),
         at.TARGET_STRIDE: round_up(stages.plan.vocab_size, PANEL) * 4,
     }
-    segments = padded([Segment(linear.weights[0], 0, stages.shapes[linear.weights[0]][0])])
-    packing = stages.pack(linear.weights[0], segments, [linear])
+    packing = stages.pack(linear.weights[0], [stages.whole(linear)], [linear])
     stages.emit(at.LINEAR, stages.source(NORMED), target, packing, {at.EPILOGUE: at.STORE})
 
 
@@ -141,13 +140,12 @@ def attend(stages: Stages, op: Op) -> None:
     q, q_norm = head_input(stages, op.inputs[0], op)
     k, k_norm = head_input(stages, op.inputs[1], op)
     projections = [stages.projection(buffer, op) for buffer in (q, k, op.inputs[2])]
-    segments = []
+    segments: list[Segment] = []
     for projection, count in zip(projections, (heads, kv_heads, kv_heads), strict=True):
-        parts = projection.heads(count, head_dim)
+        parts = projection.heads(count, head_dim, PANEL)
         if parts is None:
             raise stages.refuse(op)
-        for part in parts:
-            segments += padded([part])
+        segments += parts
     norms = {}
     for place, norm in ((at.Q_GAIN, q_norm), (at.K_GAIN, k_norm)):
         if norm is not None:
@@ -191,11 +189,11 @@ def sigmoid_mul(stages: Stages, op: Op) -> None:
     row = stages.rows[-1]
     heads, head_dim = int(attention.params["heads"]), int(attention.params["head_dim"])
     projection = stages.projection(gate, op)
-    segments = projection.heads(heads, head_dim)
+    segments = projection.heads(heads, head_dim, head_dim)
     if row[at.OP] != at.ATTENTION or stages.buffers.get(x) != ATTENDED or segments is None:
         raise stages.refuse(op)
     stages.rows.pop()
-    packing = stages.pack("gate of " + projection.weight, padded(segments), [projection.linear])
+    packing = stages.pack("gate of " + projection.weight, segments, [projection.linear])
     target = stages.target(GATES, heads * head_dim)
     stages.emit(at.LINEAR, stages.source(NORMED), target, packing, {at.EPILOGUE: at.STORE})
     stages.rows.append(row | {at.GATE: stages.index(GATES), at.GATE_STRIDE: stages.strides[GATES]})
@@ -205,9 +203,9 @@ def sigmoid_mul(stages: Stages, op: Op) -> None:
 def silu_mul(stages: Stages, op: Op) -> None:
     gate, up = (stages.linear_behind(buffer, stages.normed, op) for buffer in op.inputs)
     width = stages.plan.widths[op.output]
-    segments = interleaved(gate.weights[0], up.weights[0], width)
+    segment = Segment((gate.weights[0], up.weights[0]), 0, width, GATED)
     stages.buffers[op.output] = HIDDEN
-    packing = stages.pack("gate and up of " + gate.weights[0], segments, [gate, up])
+    packing = stages.pack("gate and up of " + gate.weights[0], [segment], [gate, up])
     target = stages.target(HIDDEN, width)
     stages.emit(at.LINEAR, stages.source(NORMED), target, packing, {at.EPILOGUE: at.SILU_MUL})
 
@@ -226,8 +224,7 @@ def add(stages: Stages, op: Op) -> None:
     linear = stages.made_by(branch, "linear", op)
     source = stages.buffer_of(op, linear.inputs[0], ATTENDED, WANTED_ATTENDED, HIDDEN)
     stages.fused.add(linear.output)
-    segments = padded([Segment(linear.weights[0], 0, stages.shapes[linear.weights[0]][0])])
-    packing = stages.pack(linear.weights[0], segments, [linear])
+    packing = stages.pack(linear.weights[0], [stages.whole(linear)], [linear])
     stages.emit(at.LINEAR, stages.source(source), into, packing, {at.EPILOGUE: at.ADD})
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,8 @@ from caldrixd.lanes.lowered import Lowered, Packed, Small
 from caldrixd.plan.plan import Tensor
 
 PANELS_A_TASK = 64
-# Matrices that are prepared while others are packed.
-AHEAD = 8
-# No tensor has this name.
-ZERO = ""
+
+Item = TypeVar("Item", bound=np.generic)
 
 
 class Weights:
@@ -47,28 +45,36 @@ def _small(small: Small, tensor: Tensor) -> npt.NDArray[np.float32]:
     return held.reshape(-1)
 
 
-def _bias(packed: Packed, tensors: Mapping[str, Tensor]) -> npt.NDArray[np.float32]:
-    parts = []
+def _in_order(packed: Packed, of: Mapping[str, npt.NDArray[Item]], zero: Item) -> npt.NDArray[Item]:
+    """For each packed row its item in `of`, where a tensor may have one a row, or else `zero`."""
+    items = np.full(packed.rows, zero)
+    begin = 0
     for segment in packed.segments:
-        name = packed.biases.get(segment.tensor or "")
-        if name is None:
-            parts.append(np.zeros(segment.count, np.float32))
-        else:
-            parts.append(_float32(tensors[name])[segment.first : segment.first + segment.count])
-    return np.concatenate(parts)
+        part = np.full((len(segment.tensors), segment.turns * segment.turn), zero)
+        for tensor, own in zip(segment.tensors, part, strict=True):
+            if tensor in of:
+                own[: segment.count] = of[tensor][segment.first : segment.first + segment.count]
+        turns = part.reshape(len(part), segment.turns, segment.turn).swapaxes(0, 1)
+        items[begin : begin + part.size] = turns.reshape(-1)
+        begin += part.size
+    return items
 
 
-def _row_addresses(
-    packed: Packed, sources: Mapping[str, npt.NDArray[np.uint8]], row_bytes: int
-) -> npt.NDArray[np.int64]:
-    """Where each packed row is stored. `sources`: the tensors' bytes, in one format, and of a zero row."""
-    begins = {name: source.ctypes.data for name, source in sources.items()}
-    firsts = [begins[segment.tensor or ZERO] + segment.first * row_bytes for segment in packed.segments]
-    steps = [row_bytes if segment.tensor else 0 for segment in packed.segments]
-    counts = np.array([segment.count for segment in packed.segments])
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows: npt.NDArray[np.int64] = np.repeat(firsts, counts) + np.repeat(steps, counts) * within
-    return rows
+def _bias(packed: Packed, tensors: Mapping[str, Tensor]) -> npt.NDArray[np.float32]:
+    biases = {tensor: _float32(tensors[name]) for tensor, name in packed.biases.items()}
+    return _in_order(packed, biases, np.float32(0))
+
+
+def _bytes_in(form: int, tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """As they are stored, or, where the format is another one, a copy in float32."""
+    data = tensor.data if FORMATS[tensor.dtype] == form else _float32(tensor).view(np.uint8)
+    return data.reshape(-1)
+
+
+def _addresses(data: npt.NDArray[np.uint8], row_bytes: int) -> npt.NDArray[np.int64]:
+    """Where each row begins."""
+    begin = data.ctypes.data
+    return np.arange(begin, begin + data.size, row_bytes)
 
 
 def pack_weights(
@@ -79,7 +85,6 @@ def pack_weights(
     dtypes = {name: dtype for name, (dtype, _) in stored.items()}
     formats = holding.formats(lowered, dtypes)
     sizes = holding.weight_sizes(lowered, dtypes, {name: shape for name, (_, shape) in stored.items()})
-    small = {name: _small(held, tensors[held.tensor]) for name, held in lowered.small.items()}
     offsets: dict[str, int] = {}
     total = 0
     for name, size in sizes.items():
@@ -91,76 +96,76 @@ def pack_weights(
     def put(name: str, data: npt.NDArray[np.uint8]) -> None:
         arena.bytes[offsets[name] : offsets[name] + data.size] = data
 
-    for name, packed in lowered.packed.items():
-        if packed.biases:
-            put(holding.bias_of(name), _bias(packed, tensors).view(np.uint8))
-    for name, values in small.items():
-        put(name, values.view(np.uint8))
     for name in lowered.tables:
         put(name, tensors[name].data.reshape(-1))
         weights.row_bytes[name] = tensors[name].data.size // tensors[name].shape[0]
         tensors[name].release()
+    line = _Line(
+        _Matrix(packed, formats[name], weights.addresses[name], tensors)
+        for name, packed in lowered.packed.items()
+    )
+    if any(holding.mixed(packed, dtypes) for packed in lowered.packed.values()):
+        threads = min(threads, holding.READ_AT_ONCE)
     with ThreadPoolExecutor(threads) as pool:
-        begun: deque[_Packing] = deque()
+        workers = [pool.submit(line.work, pack) for _ in range(threads)]
         for name, packed in lowered.packed.items():
-            begun.append(_begin(packed, formats[name], weights.addresses[name], tensors, pack, pool))
-            most = AHEAD if begun[-1].mapped else holding.READ_AT_ONCE
-            while len(begun) > most:
-                begun.popleft().finish()
-        for packing in begun:
-            packing.finish()
+            if packed.biases:
+                put(holding.bias_of(name), _bias(packed, tensors).view(np.uint8))
+        for name, small in lowered.small.items():
+            put(name, _small(small, tensors[small.tensor]).view(np.uint8))
+        for worker in workers:
+            worker.result()
     return weights
 
 
-@dataclass(frozen=True)
-class _Packing:
-    """A matrix that is being packed. `sources` and `rows` are the memory that is read; `mapped`: of files,
-    not copied."""
+class _Matrix:
+    """A matrix that is being packed to the address `target`, and the memory that is read for it."""
 
-    tasks: Sequence[Future[None]]
-    tensors: Sequence[Tensor]
-    mapped: bool
-    sources: Mapping[str, npt.NDArray[np.uint8]]
-    rows: npt.NDArray[np.int64]
+    def __init__(self, packed: Packed, form: int, target: int, tensors: Mapping[str, Tensor]) -> None:
+        self._form, self._target, self._columns = form, target, packed.columns
+        self._tensors = {name: tensors[name] for name in packed.tensors}
+        self._data = {name: _bytes_in(form, tensor) for name, tensor in self._tensors.items()}
+        row_bytes = packed.columns * FORMAT_BYTES[form]
+        self._zero = np.zeros(row_bytes, np.uint8)
+        addresses = {name: _addresses(data, row_bytes) for name, data in self._data.items()}
+        self._rows = _in_order(packed, addresses, np.int64(self._zero.ctypes.data))
+        self.panels = packed.rows // PANEL
+        self._tasks = -(-self.panels // PANELS_A_TASK)
 
-    def finish(self) -> None:
-        for task in self.tasks:
-            task.result()
-        for tensor in self.tensors:
-            tensor.release()
+    def pack(self, kernel: Callable[..., None], first: int) -> None:
+        """The task that begins with panel `first`."""
+        last = min(first + PANELS_A_TASK, self.panels)
+        padded = round_up(self._columns, PANEL)
+        size = panel_bytes(self._form, padded)
+        rows = self._rows.ctypes.data
+        kernel(self._form, rows, first, last, self._columns, padded, self._target, size)
+
+    def end_task(self) -> None:
+        """With the last one the files' memory is given back."""
+        self._tasks -= 1
+        if not self._tasks:
+            for tensor in self._tensors.values():
+                tensor.release()
 
 
-def _begin(
-    packed: Packed,
-    form: int,
-    target: int,
-    tensors: Mapping[str, Tensor],
-    pack: Callable[..., None],
-    pool: ThreadPoolExecutor,
-) -> _Packing:
-    stored = {name: tensors[name] for name in packed.tensors}
-    same = all(FORMATS[tensor.dtype] == form for tensor in stored.values())
-    sources = {
-        name: tensor.data.reshape(-1) if same else _float32(tensor).view(np.uint8).reshape(-1)
-        for name, tensor in stored.items()
-    }
-    row_bytes = packed.columns * FORMAT_BYTES[form]
-    sources[ZERO] = np.zeros(row_bytes, np.uint8)
-    rows = _row_addresses(packed, sources, row_bytes)
-    panels = packed.rows // PANEL
-    padded = round_up(packed.columns, PANEL)
-    tasks = [
-        pool.submit(
-            pack,
-            form,
-            rows.ctypes.data,
-            first,
-            min(first + PANELS_A_TASK, panels),
-            packed.columns,
-            padded,
-            target,
-            panel_bytes(form, padded),
+class _Line:
+    """Panels that threads take in turn. Who takes the first of a matrix makes it ready."""
+
+    def __init__(self, matrices: Iterator[_Matrix]) -> None:
+        self._lock = Lock()
+        self._tasks = (
+            (matrix, first) for matrix in matrices for first in range(0, matrix.panels, PANELS_A_TASK)
         )
-        for first in range(0, panels, PANELS_A_TASK)
-    ]
-    return _Packing(tasks, list(stored.values()), same, sources, rows)
+
+    def work(self, kernel: Callable[..., None]) -> None:
+        """Pack until nothing is left."""
+        matrix = None
+        while True:
+            with self._lock:
+                if matrix is not None:
+                    matrix.end_task()
+                task = next(self._tasks, None)
+            if task is None:
+                return
+            matrix, first = task
+            matrix.pack(kernel, first)

@@ -29,6 +29,8 @@ WANTED = {RESIDUAL: WANTED_RESIDUAL, ATTENDED: WANTED_ATTENDED}
 # A few floats beyond each row keep rows of 4 KiB multiples out of the same cache sets.
 ROW_PADDING = 16
 VECTOR = 16
+# Rows of a gate, and the rows that they are multiplied with, side by side in a panel.
+GATED = PANEL // 2
 
 Fields = dict[int, int]
 
@@ -47,13 +49,18 @@ class Projection:
     def weight(self) -> str:
         return self.linear.weights[0]
 
-    def heads(self, heads: int, head_dim: int) -> list[Segment] | None:
-        """One segment a head, or None where the rows do not lie like that."""
+    def heads(self, heads: int, head_dim: int, turn: int) -> list[Segment] | None:
+        """The rows of the heads, each filled to whole turns, or None where they do not lie like that."""
         if self.groups == 1 and self.count == heads * head_dim:
-            return [Segment(self.weight, self.first + head * head_dim, head_dim) for head in range(heads)]
-        if self.groups == heads and self.count == head_dim:
-            return [Segment(self.weight, head * self.size + self.first, head_dim) for head in range(heads)]
-        return None
+            apart = head_dim
+        elif self.groups == heads and self.count == head_dim:
+            apart = self.size
+        else:
+            return None
+        weight = (self.weight,)
+        if apart == head_dim and head_dim % turn == 0:
+            return [Segment(weight, self.first, heads * head_dim, turn)]
+        return [Segment(weight, self.first + head * apart, head_dim, turn) for head in range(heads)]
 
 
 def float_bits(value: float) -> int:
@@ -61,14 +68,11 @@ def float_bits(value: float) -> int:
     return bits
 
 
-def padded(segments: list[Segment], multiple: int = PANEL) -> list[Segment]:
-    """The segments and zero rows up to a multiple of rows."""
-    rows = sum(segment.count for segment in segments)
-    return [*segments, *_zeros(round_up(rows, multiple) - rows)]
-
-
-def _zeros(count: int) -> list[Segment]:
-    return [Segment(None, 0, count)] if count else []
+def _words(fields: Fields) -> tuple[int, ...]:
+    words = [0] * at.ROW_WORDS
+    for word, value in fields.items():
+        words[word] = value
+    return tuple(words)
 
 
 class Stages:
@@ -157,6 +161,11 @@ class Stages:
         self.fused.add(linear.output)
         return linear
 
+    def whole(self, linear: Op) -> Segment:
+        """All rows of its weight."""
+        weight = linear.weights[0]
+        return Segment((weight,), 0, self.shapes[weight][0])
+
     def projection(self, buffer: str, op: Op) -> Projection:
         """The linear of the normed rows behind `buffer`, or the part of it that a slice leaves."""
         producer = self.producer[buffer]
@@ -178,7 +187,7 @@ class Stages:
 
     def finish(self) -> Lowered:
         return Lowered(
-            program=tuple(tuple(fields.get(word, 0) for word in range(at.ROW_WORDS)) for fields in self.rows),
+            program=tuple(_words(fields) for fields in self.rows),
             names=tuple(self.names),
             packed=self.packed,
             small=self.small,
@@ -190,14 +199,3 @@ class Stages:
             state_block=self.state_offset,
             recurrent_bytes=self.recurrent_offsets[-1],
         )
-
-
-def interleaved(gate: str, up: str, width: int) -> list[Segment]:
-    """Panels of 16 rows of `gate` and the 16 of `up` that they meet."""
-    segments = []
-    half = PANEL // 2
-    for first in range(0, width, half):
-        count = min(half, width - first)
-        for tensor in (gate, up):
-            segments += [Segment(tensor, first, count), *_zeros(half - count)]
-    return segments
