@@ -11,6 +11,7 @@ import errno
 import json
 import re
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,10 +61,11 @@ class Listing:
 
 
 class Slow(Exception):
-    """A host that goes on sending, at less than LEAST_RATE."""
+    """A host that goes on sending, at less than LEAST_RATE for so many seconds."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, seconds: float) -> None:
         self.host = host
+        self.seconds = seconds
 
 
 class Hub:
@@ -96,7 +98,7 @@ class Hub:
                 usual = get_session()
             except OSError as error:
                 raise Refused("hub/certificates", reason=error.strerror or _line(error)) from None
-        client, timeout, hooks = type(usual), type(usual.timeout), usual.event_hooks
+        client, timeout, hooks = _prompt(type(usual), 4 * seconds), type(usual.timeout), usual.event_hooks
         set_client_factory(
             lambda: client(
                 follow_redirects=True,
@@ -223,7 +225,7 @@ class Hub:
                 model=self.model,
                 host=error.host,
                 rate=LEAST_RATE,
-                seconds=f"{2 * self._seconds:g}",
+                seconds=f"{error.seconds:g}",
             )
         kinds = {kind.__name__ for kind in type(error).__mro__}
         host = _place(self.endpoint)
@@ -301,7 +303,7 @@ class Hub:
                 came += len(piece)
                 if (passed := self._clock() - since) >= window:
                     if came < LEAST_RATE * passed:
-                        raise Slow(_host(response))
+                        raise Slow(_host(response), window)
                     came, since = 0, self._clock()
                 yield piece
 
@@ -312,6 +314,36 @@ class Hub:
         parts = urlsplit(url)
         usual = {"http": 80, "https": 443}.get(parts.scheme)
         return parts.scheme, (parts.hostname or "").lower(), parts.port or usual
+
+
+def _prompt(client: type[Any], seconds: float) -> type[Any]:
+    """A kind of client that has the headers of an answer within so many seconds, or raises Slow.
+
+    The limits of the library's own begin anew with every byte. The seconds are also for the connection, which
+    a host with several addresses may need time for.
+    """
+
+    def send(self: Any, request: Any, **how: Any) -> Any:
+        with _alarm(seconds, Slow(_place(str(request.url)), seconds)):
+            return client.send(self, request, **how)
+
+    return type(client.__name__, (client,), {"send": send})
+
+
+@contextmanager
+def _alarm(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise `error` in the block, whatever it waits for, when the seconds are over. For the main thread."""
+
+    def expire(number: int, frame: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

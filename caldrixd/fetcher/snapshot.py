@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +135,8 @@ class Snapshot:
         for file in weights:
             if not self._is_right(file):
                 return file.name
-        self._write_record()
+        with suppress(OSError):
+            self._write_record()
         return None
 
     def fetch(self) -> None:

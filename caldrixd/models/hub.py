@@ -116,7 +116,7 @@ def look(repo: Repo, cache: Path) -> Cached | None:
     record = read_record(path)
     if record is None:
         place = path.parent if path.parent.exists() else path.parent.parent
-        return _judged(directory, can_remember=os.access(place, os.W_OK))
+        return _judged(directory, can_remember=place.is_dir() and os.access(place, os.W_OK))
     certain = record.sizes.keys() <= record.checked.keys()
     return Cached(directory, lacking(directory, record.sizes), certain, {})
 

@@ -145,3 +145,15 @@ class Cache:
         blobs, digest = self.storage / "blobs", repo.files[WEIGHTS].etag
         (path,) = [*blobs.glob(f"{digest}*.caldrix-partial"), blobs / f"{digest}.test.caldrix-partial"][:1]
         return path
+
+
+def whole(cache: Cache, repo: hub.Repo) -> bool:
+    """Whether the snapshot has all files of the repo, each a relative link to a blob of its digest."""
+    for name, file in repo.files.items():
+        path = cache.snapshot(repo) / name
+        if not path.is_symlink() or os.readlink(path) != f"../../blobs/{file.etag}":
+            return False
+        with file.open() as stream:
+            if path.read_bytes() != stream.read():
+                return False
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from huggingface_hub import scan_cache_dir, snapshot_download
 
 from caldrix_protocol.messages import Done, Planned, Progress, Refusal
 from caldrixd.models.hub import Repo, look
-from tests.fetcher.fetching import MIB, MODEL, NAME, WEIGHTS, Cache, weighing
+from tests.fetcher.fetching import MIB, MODEL, NAME, WEIGHTS, Cache, weighing, whole
 from tests.support import hub
 from tests.support.hub_repo import File
 
@@ -26,18 +26,6 @@ LARGE = weighing(30_000_000)
 def cache(tmp_path: Path) -> Iterator[Cache]:
     with hub.serve({NAME: REPO}) as server:
         yield Cache(tmp_path / "hub", server)
-
-
-def whole(cache: Cache, repo: hub.Repo) -> bool:
-    """Whether the snapshot has all files of the repo, each a relative link to a blob of its digest."""
-    for name, file in repo.files.items():
-        path = cache.snapshot(repo) / name
-        if not path.is_symlink() or os.readlink(path) != f"../../blobs/{file.etag}":
-            return False
-        with file.open() as stream:
-            if path.read_bytes() != stream.read():
-                return False
-    return True
 
 
 def test_a_model_is_where_the_library_looks_for_it(cache: Cache) -> None:
@@ -90,45 +78,6 @@ def test_what_is_complete_asks_the_hub_once(cache: Cache) -> None:
     last, fetcher = cache.fetch()
     assert (last, fetcher.heard) == (Done(), [Done()])
     assert [request.what for request in cache.server.requests] == ["info"]
-
-
-def test_what_another_program_fetched_of_a_commit_is_compared_without_the_hub(cache: Cache) -> None:
-    cache.fill_by_the_library()
-    cache.server.requests.clear()
-    pinned = Repo(NAME, REPO.commit)
-    before = look(pinned, cache.root)
-    assert before is not None
-    assert (before.complete, before.certain) == (True, False)
-    assert before.digests == {name: file.etag for name, file in REPO.files.items()}
-    last, fetcher = cache.fetch(f"{NAME}@{REPO.commit}", CALDRIX_OFFLINE="1")
-    assert last == Done()
-    size = REPO.files[WEIGHTS].size
-    assert fetcher.heard == [Planned(str(cache.snapshot(REPO)), size, 0), Done()]
-    after = look(pinned, cache.root)
-    assert after is not None
-    assert (after.complete, after.certain, after.digests) == (True, True, {})
-    assert cache.server.requests == []
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
-@pytest.mark.parametrize("damage", [lambda data: b"x" + data[1:], lambda data: data[:-1]])
-def test_what_another_program_left_damaged_of_a_commit_is_fetched_anew(
-    cache: Cache, name: str, damage: Callable[[bytes], bytes]
-) -> None:
-    cache.fill_by_the_library()
-    blob = cache.storage / "blobs" / REPO.files[name].etag
-    blob.write_bytes(damage(blob.read_bytes()))
-    model = f"{NAME}@{REPO.commit}"
-    said = f"{model}: {name} in the Hugging Face cache does not match its digest, and is not fetched again: "
-    last, _ = cache.fetch(model, HF_HUB_OFFLINE="1")
-    assert (type(last), last.text) == (Refusal, f"{said}HF_HUB_OFFLINE is set")
-    last, _ = cache.fetch(model, HF_ENDPOINT="http://127.0.0.1:1")
-    assert (type(last), last.code, last.text.startswith(said)) == (Refusal, "hub/damaged", True)
-    assert cache.fetch(model)[0] == Done()
-    assert whole(cache, REPO)
-    found = look(Repo(NAME, REPO.commit), cache.root)
-    assert found is not None
-    assert found.certain
 
 
 def test_progress_never_goes_back_and_ends_at_the_total(cache: Cache) -> None:
@@ -260,90 +209,6 @@ def test_a_blob_that_lost_its_end_is_fetched_anew(cache: Cache) -> None:
     assert whole(cache, REPO)
 
 
-def alter(path: Path) -> None:
-    """Change one byte, and with it the time of the last change."""
-    before = path.stat().st_mtime_ns
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(before + 1, before + 1))
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", WEIGHTS])
-def test_what_was_altered_in_the_cache_is_fetched_anew(cache: Cache, name: str) -> None:
-    cache.fetch()
-    alter(cache.snapshot(REPO) / name)
-    cache.server.requests.clear()
-    last, fetcher = cache.fetch()
-    assert last == Done()
-    assert whole(cache, REPO)
-    assert cache.server.files() == [name]
-    if name != "config.json":  # which is had before it can be known what is to come
-        assert fetcher.said == ["status/downloading", "status/downloaded"]
-
-
-def test_what_another_program_fetched_is_compared_with_its_digest_once(cache: Cache) -> None:
-    cache.server.fail("altered", WEIGHTS, at=MIB)
-    cache.server.fail("altered", "tokenizer.json", at=100)
-    cache.fill_by_the_library()
-    cache.server.heal()
-    cache.server.requests.clear()
-    last, fetcher = cache.fetch()
-    assert (last, set(cache.server.files())) == (Done(), {"tokenizer.json", WEIGHTS})
-    assert whole(cache, REPO)
-    sizes = [(plan.weight_bytes, plan.missing_bytes) for plan in fetcher.heard if type(plan) is Planned]
-    assert sizes == [(REPO.files[WEIGHTS].size, 0)]
-
-
-def test_what_was_compared_is_not_read_again(cache: Cache) -> None:
-    """Such a change, which leaves no trace, is the proof."""
-    cache.fetch()
-    weights = cache.snapshot(REPO) / WEIGHTS
-    before = weights.stat().st_mtime_ns
-    alter(weights)
-    os.utime(weights, ns=(before, before))
-    cache.server.requests.clear()
-    assert cache.fetch()[1].heard == [Done()]
-    assert cache.server.files() == []
-
-
-def test_where_nothing_can_be_noted_what_is_whole_is_used(cache: Cache) -> None:
-    """Otherwise every run would read all of it."""
-    cache.fill_by_the_library()
-    (cache.storage / ".caldrix").touch()
-    alter(cache.snapshot(REPO) / WEIGHTS)
-    assert cache.fetch()[1].heard == [Done()]
-    (cache.snapshot(REPO) / WEIGHTS).unlink()
-    (cache.storage / "blobs" / REPO.files[WEIGHTS].etag).unlink()
-    last, _ = cache.fetch()
-    assert type(last) is Refusal
-    assert last.code == "hub/cache"
-
-
-def test_a_word_on_a_large_file_that_is_compared(tmp_path: Path) -> None:
-    repo = weighing(100_000_001)
-    with hub.serve({NAME: repo}) as server:
-        cache = Cache(tmp_path / "hub", server)
-        cache.fill_by_the_library()
-        last, fetcher = cache.fetch()
-    assert (last, fetcher.said) == (Done(), ["status/checking"])
-
-
-def test_what_is_altered_while_the_rest_comes_is_not_used(cache: Cache) -> None:
-    cache.server.fail("stall", WEIGHTS, at=MIB, times=1)
-    fetcher = cache.start()
-    fetcher.until(Planned)
-    fetcher.go_on()
-    cache.server.wait(lambda: cache.server.sent(WEIGHTS) == MIB)
-    alter(cache.snapshot(REPO) / "tokenizer.json")
-    cache.server.release()
-    last = fetcher.finish()
-    assert type(last) is Refusal
-    assert last.code == "hub/incomplete"
-    assert cache.fetch()[0] == Done()
-    assert whole(cache, REPO)
-
-
 def test_the_old_commit_stays_usable_until_the_new_one_is_whole(cache: Cache) -> None:
     cache.fetch()
     new = weighing(2 * MIB)
@@ -438,6 +303,25 @@ def test_a_small_file_that_does_not_come_is_given_up(cache: Cache, action: str, 
     cache.server.heal()
     assert cache.fetch()[0] == Done()
     assert whole(cache, REPO)
+
+
+@pytest.mark.parametrize(
+    ("what", "host", "said"),
+    [
+        ("info", "hub", f"{NAME}: 127.0.0.1"),
+        ("tokenizer.json", "hub", f"{NAME}: 127.0.0.1"),
+        (WEIGHTS, "cdn", f"{WEIGHTS}: the download stalled at 0 of"),
+    ],
+)
+def test_a_host_whose_headers_do_not_end_is_given_up(cache: Cache, what: str, host: str, said: str) -> None:
+    """A byte comes always soon enough for a limit that begins anew with it."""
+    cache.server.fail("endless", what, host=host)
+    last, _ = cache.fetch(seconds=0.3)
+    assert type(last) is Refusal
+    assert last.text.startswith(said)
+    assert "sent less than 1024 bytes a second for 1.2 s" in last.text
+    cache.server.heal()
+    assert cache.fetch()[0] == Done()
 
 
 def test_a_fetcher_killed_in_a_small_file_leaves_nothing_for_ever(cache: Cache) -> None:

@@ -245,14 +245,14 @@ def test_a_slow_host_is_asked_again_and_then_named(tmp_path: Path) -> None:
 
                 def raw() -> Iterator[bytes]:
                     yield from pieces
-                    raise Slow("cdn.example")
+                    raise Slow("cdn.example", 60)
 
                 response.iter_raw = raw
                 yield response
 
         def failed(self, error: Exception) -> Refused:
             assert isinstance(error, Slow)
-            return Refused("hub/slow", model="m", host=error.host, rate=1024, seconds="60")
+            return Refused("hub/slow", model="m", host=error.host, rate=1024, seconds=error.seconds)
 
     source = Dripping(whole(5000), *[part(at, at + 1) for at in range(5000, 5009)])
     patience = transfer.Patience(seconds=0.5, attempts=3)

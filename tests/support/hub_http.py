@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support.hub_repo import File
 from tests.support.hub_routes import Reply, ask, error_reply
@@ -70,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.action == "silent":
             host.shared.hold()
             fault = None
+        if fault and fault.action == "endless":
+            self._send_without_end()
         self._send(request, self._faulty(request, fault) if fault else host.shared.reply(request))
         host.shared.answered(request)
 
@@ -136,6 +138,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(request, status, headers | {"Content-Length": str(len(span))})
         if request.method == "GET":
             self._body(request, file, span)
+
+    def _send_without_end(self) -> NoReturn:
+        """Until the client leaves, which is an OSError here."""
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        while True:
+            self.server.shared.hold(_DRIP_SECONDS)
+            self.wfile.write(b"x")
 
     def _head(self, request: Request, status: int, headers: dict[str, str]) -> None:
         request.status = status

@@ -15,7 +15,19 @@ SECONDS = 60  # a test that waits longer for anything has failed
 ADDRESSES = {"hub": "127.0.0.1", "cdn": "127.0.0.2", "stranger": "127.0.0.3"}
 
 # Faults of the reply as a whole, and of its body.
-WHOLE = ("status", "absent", "login", "loop", "elsewhere", "silent", "no-commit", "bomb", "answer", "headers")
+WHOLE = (
+    "status",
+    "absent",
+    "login",
+    "loop",
+    "elsewhere",
+    "silent",
+    "no-commit",
+    "bomb",
+    "answer",
+    "headers",
+    "endless",
+)
 BODY = ("cut", "stall", "drip", "no-range", "416", "short", "long", "altered")
 
 
@@ -123,7 +135,8 @@ class Server:
         Of the reply: "status" has the status `at`, "absent" says that there is no such file, "login" is a
         page in HTML, "loop" redirects to itself, "elsewhere" to the host "stranger", "silent" never comes
         until `release`, "no-commit" lacks the header that says the commit, "bomb" inflates to `at` bytes of
-        spaces, "answer" is `body` as JSON, "headers" has one of `at` bytes.
+        spaces, "answer" is `body` as JSON, "headers" has one of `at` bytes, "endless" one that
+        never ends, ten bytes a second.
         """
         assert action in WHOLE + BODY
         with self.changed:
