@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.lanes.lane import Variant
@@ -88,25 +89,30 @@ def prefill(loaded: Loaded) -> Iterator[Figure]:
 
 
 def prefill_long(loaded: Loaded) -> Iterator[Figure]:
-    """Beside ours of the short prompt; peers with all cores alone, to save time."""
+    """Beside ours of the short prompt; and, with all cores alone to save time, beside that of peers."""
     name, short = f"prefill-{LONG_PREFILL}", f"prefill-{PREFILL}"
+    read_long, read_short = (
+        partial(_prompt, tokens=loaded.tokens[:length]) for length in (LONG_PREFILL, PREFILL)
+    )
+    rounds, most = loaded.effort.rounds, loaded.effort.threads
     for threads in thread_counts(loaded):
-        peers = loaded.peers if threads == loaded.effort.threads else {}
         measures: dict[str, Measure] = {}
-        for label, engine in {**loaded.ours, **peers}.items():
-            measures[label] = timed(
-                engine, threads, lambda engine: _prompt(engine, loaded.tokens[:LONG_PREFILL])
-            )
-            if label in loaded.ours:
-                measures[f"{label} {short}"] = timed(
-                    engine, threads, lambda engine: _prompt(engine, loaded.tokens[:PREFILL])
-                )
-        found = interleaved(measures, loaded.effort.rounds, loaded.effort.seconds(), warm=False)
+        for dtype, engine in loaded.ours.items():
+            measures[dtype] = timed(engine, threads, read_long)
+            measures[f"{dtype} {short}"] = timed(engine, threads, read_short)
+        found = interleaved(measures, rounds, loaded.effort.seconds())
         for dtype in DTYPES:
             case = loaded.case(dtype, threads)
-            others = {**{label: found[label] for label in peers}, short: found[f"{dtype} {short}"]}
-            promised = targets(name, case, loaded.effort.threads)
-            yield figure(name, case, found[dtype], others, targets=promised)
+            others = {short: found[f"{dtype} {short}"]}
+            yield figure(name, case, found[dtype], others, targets=targets(name, case, most))
+    if not loaded.peers:
+        return
+    engines: dict[str, Contestant] = {**loaded.ours, **loaded.peers}
+    measures = {label: timed(engine, most, read_long) for label, engine in engines.items()}
+    found = interleaved(measures, rounds, loaded.effort.seconds(), warm=False)
+    for dtype in DTYPES:
+        others = {label: found[label] for label in loaded.peers}
+        yield figure(f"{name}-beside-peers", loaded.case(dtype, most), found[dtype], others)
 
 
 def contention(loaded: Loaded) -> Iterator[Figure]:
