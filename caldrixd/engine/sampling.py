@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.chance import uniform
-from caldrixd.engine.weights import Scores, Weights, drawn, softmax, total
+from caldrixd.engine.weights import Logits, Scores, Weights, drawn, softmax, total
 
 Ids = npt.NDArray[np.int64]
 
@@ -50,11 +50,16 @@ class Sampling:
     def draws(self) -> bool:
         return self.temperature > 0
 
+    @property
+    def cuts(self) -> bool:
+        """Whether a token may be drawn from fewer than all."""
+        return (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
+
 
 GREEDY = Sampling()
 
 
-def pick(logits: npt.NDArray[np.float32], tokens: Sequence[int], sampling: Sampling) -> int:
+def pick(logits: Logits, tokens: Sequence[int], sampling: Sampling) -> int:
     """The token after `tokens` (prompt and reply) by float32[vocab_size].
 
     The draw depends on the seed and the number of tokens. Refused "run/not-finite" when any logit is NaN or
@@ -62,15 +67,17 @@ def pick(logits: npt.NDArray[np.float32], tokens: Sequence[int], sampling: Sampl
     """
     if not np.isfinite(logits).all():
         raise Refused("run/not-finite")
-    if not sampling.draws and sampling.repetition_penalty == 1:
-        return int(np.argmax(logits))
-    scores = penalised(logits.astype(np.float64), tokens[-RECENT:], sampling.repetition_penalty)
+    scores: Logits | Scores = logits
+    if sampling.repetition_penalty != 1:
+        scores = penalised(logits.astype(np.float64), tokens[-RECENT:], sampling.repetition_penalty)
     if not sampling.draws:
         return int(np.argmax(scores))
+    chance = uniform(sampling.seed, len(tokens))
+    if not sampling.cuts:
+        return drawn(softmax(scores, sampling.temperature), chance)
+    scores = scores.astype(np.float64, copy=False)
     ids = kept(scores, sampling)
-    if len(ids) < len(scores):
-        scores = scores[ids]
-    return int(ids[drawn(softmax(scores, sampling.temperature), uniform(sampling.seed, len(tokens)))])
+    return int(ids[drawn(softmax(scores[ids], sampling.temperature), chance)])
 
 
 def penalised(scores: Scores, recent: Sequence[int], penalty: float) -> Scores:

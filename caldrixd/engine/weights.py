@@ -13,6 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+Logits = npt.NDArray[np.float32]
 Scores = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.float64]
 
@@ -24,7 +25,7 @@ LEAST = -100.0  # the power of two that counts as none
 # Adding it leaves multiples of 2 ** -FINE, which then stand in the low bits.
 ROUNDER = 1.5 * 2.0 ** (52 - FINE)
 ROUNDER_BITS = int(np.float64(ROUNDER).view(np.int64))
-BLOCK = 1 << 14  # arrays of this many numbers stay in the second cache
+BLOCK = 1 << 13  # some arrays of this many numbers stay in the second cache
 ROWS, FEW = 64, 4096
 
 
@@ -44,20 +45,23 @@ def _powers() -> npt.NDArray[np.float64]:
 POWERS = _powers()
 
 
-def softmax(scores: Scores, temperature: float) -> Weights:
-    """exp((score - the highest) / temperature) of float64[n], less 2 ** LEAST; `temperature` over 0.
+def softmax(scores: Scores | Logits, temperature: float) -> Weights:
+    """exp((score - the highest) / temperature) of floats[n], less 2 ** LEAST; `temperature` over 0.
 
-    The exponential is right to one part in 10**13. The highest weighs 1, one below 2 ** LEAST nothing.
+    The arithmetic is float64, also of float32 scores, and the exponential right to one part in 10**13. The
+    highest weighs 1, one below 2 ** LEAST nothing.
     """
+    highest = np.float64(scores.max())
+    weights: Weights = np.empty(len(scores))
     with np.errstate(over="ignore"):
-        bits = scores - scores.max()
-        bits /= temperature
-        bits *= LOG2_E
-    np.maximum(bits, LEAST, out=bits)
-    weights: Weights = np.empty_like(bits)
-    for start in range(0, len(bits), BLOCK):
-        _power(bits[start : start + BLOCK], weights[start : start + BLOCK])
-    weights -= 2.0**LEAST
+        for start in range(0, len(scores), BLOCK):
+            bits = np.subtract(scores[start : start + BLOCK], highest, dtype=np.float64)
+            bits /= temperature
+            bits *= LOG2_E
+            np.maximum(bits, LEAST, out=bits)
+            out = weights[start : start + BLOCK]
+            _power(bits, out)
+            out -= 2.0**LEAST
     return weights
 
 
@@ -104,6 +108,8 @@ def drawn(weights: Weights, chance: float) -> int:
 def _columns(weights: Weights) -> Weights:
     """float64[ROWS, n / ROWS] with zeros at the end; one row of few weights."""
     rows = ROWS if len(weights) > FEW else 1
+    if len(weights) % rows == 0:
+        return weights.reshape(rows, -1)
     columns = np.zeros((rows, -(-len(weights) // rows)))
     columns.reshape(-1)[: len(weights)] = weights
     return columns

@@ -1,14 +1,16 @@
 """The worker process: loads one model and answers with it until its socket closes.
 
 The reader thread takes messages and ends the process at end of file. Each request is made into a prompt on
-a thread of its own, since a chat template may take long. The main thread loads, then runs the engine.
+a thread of its own, since a chat template may take long. The main thread loads, then runs the engine; another
+tells what came of a step while the next one runs.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from caldrix_protocol.codec import encode
@@ -87,15 +89,21 @@ class Answers:
     def answer(self, model: Model) -> None:
         """Run the engine, for ever. Whatever it raises leaves the model's state in doubt."""
         self._model = model
+        engine = model.engine
         self._pipe.send(model.ready())
-        while True:
-            self._work.wait()
-            self._work.clear()
-            while model.engine.busy:
-                for event in model.engine.step():
-                    self._advance(event)
-                for number, done, total in model.engine.prefilling():
-                    self._relay(number, Progress("prompt", done, total, "tokens"))
+        with ThreadPoolExecutor(1) as teller:
+            while True:
+                self._work.wait()
+                self._work.clear()
+                telling: Future[None] | None = None
+                while engine.busy:
+                    events, prefilling = engine.step(), engine.prefilling()
+                    # At most one step ahead of what is told: a daemon that does not read holds the engine up.
+                    if telling is not None:
+                        telling.result()
+                    telling = teller.submit(self._tell, events, prefilling)
+                if telling is not None:
+                    telling.result()
 
     def refuse(self, refusal: Refusal) -> None:
         """End every reply."""
@@ -116,6 +124,13 @@ class Answers:
         reply = self._replies.get(number)
         if reply is not None and not reply.cancel(self._loaded.engine):
             self._end(number, reply.cancelled())
+
+    def _tell(self, events: Sequence[TokenEvent], prefilling: Sequence[tuple[int, int, int]]) -> None:
+        """What came of a step, to the clients."""
+        for event in events:
+            self._advance(event)
+        for number, done, total in prefilling:
+            self._relay(number, Progress("prompt", done, total, "tokens"))
 
     def _advance(self, event: TokenEvent) -> None:
         reply = self._replies.get(event.id)

@@ -37,6 +37,14 @@ from caldrix_protocol.refusals import Refused
 from caldrixd.channel import Channel
 
 EXIT_SECONDS = 2.0
+# An array as long as a vocabulary stays with the process (mallopt(3) of glibc): given back to the system with
+# each token, it would come back page by page, which takes longer than what is done with it. The threads that
+# the BLAS of numpy would start are never used.
+_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 20),
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 LOADING = "loading"
 READY = "ready"
@@ -165,7 +173,7 @@ class Worker:
             stdout=2,
             stderr=None,
             cwd="/",
-            env=dict(self._environment),
+            env={**_ENVIRONMENT, **self._environment},
             pass_fds=(theirs.fileno(),),
         )
 
