@@ -26,7 +26,7 @@ from caldrix_protocol.messages import (
     Relay,
 )
 from caldrix_protocol.refusals import Refused
-from caldrixd.engine.engine import Engine, Request
+from caldrixd.engine.engine import Engine, Request, TokenEvent
 from caldrixd.models import gate
 from caldrixd.text import template, tokenizer
 from caldrixd.text.detokenize import Detokenizer
@@ -162,6 +162,34 @@ def test_a_panic_ends_its_reply_alone(model: Model, monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     parent.answers.take(begin(2))
     assert parent.final(2).ids == tuple(PROMPT["generated_ids"])
+
+
+def test_a_step_runs_while_the_one_before_is_told_and_no_further_one(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    second = threading.Event()
+    step, advance = model.engine.step, Reply.advance
+
+    def counted() -> list[TokenEvent]:
+        order.append("step")
+        if order.count("step") == 2:
+            second.set()
+        return step()
+
+    def slow(self: Reply, event: TokenEvent) -> list[Message]:
+        assert second.wait(SECONDS)
+        order.append("told")
+        return advance(self, event)
+
+    parent = Parent(model)
+    monkeypatch.setattr(model.engine, "step", counted)
+    monkeypatch.setattr(Reply, "advance", slow)
+    parent.answers.take(begin(1))
+    assert parent.final(1).ids == tuple(PROMPT["generated_ids"])
+    assert order[:3] == ["step", "step", "told"]
+    ahead = [order[:end].count("step") - order[:end].count("told") for end in range(len(order) + 1)]
+    assert max(ahead) == 2
 
 
 def test_a_panic_in_the_prompt_ends_its_reply_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
