@@ -231,12 +231,12 @@ static void merge_run(
 // One run of rows over all its blocks.
 static void attend_run(int64_t step, int64_t thread, int64_t row, int64_t item)
 {
-    int64_t kv_heads = word(row, AT_KV_HEADS), group = group_of(row);
-    int64_t stride = partial_bytes(value_width_of(row)), vectors = larger(AT_RUN_QUERIES, group);
+    int64_t stride = partial_bytes(value_width_of(row)), group = group_of(row);
+    int64_t vectors = larger(AT_RUN_QUERIES, group);
     int64_t scores = scratch_of(step, thread), fresh = scores + vectors * AT_BLOCK * 4;
     int64_t merged = fresh + vectors * stride;
-    // The longest runs, at the end of a prompt, go first.
-    int64_t kv_head = item % kv_heads, run = word(step, AT_RUNS) - 1 - item / kv_heads;
+    // Head by head, whose keys and values stay in the cache; the longest runs, at a prompt's end, go first.
+    int64_t runs = word(step, AT_RUNS), kv_head = item / runs, run = runs - 1 - item % runs;
     int64_t m = entry(step, AT_RUN_ROWS, run), count = entry(step, AT_RUN_LENGTHS, run);
     int64_t first = entry(step, AT_POSITIONS, m), begin = first_block(row, first);
     attend(step, row, m, kv_head, begin, count, first, scores, merged);

@@ -282,16 +282,16 @@ def attend_one_block(step, thread, row, item):
 @routine("void(int64, int64, int64, int64)")
 def attend_run(step, thread, row, item):
     """One run of rows over all its blocks."""
-    kv_heads, runs = word(row, at.KV_HEADS), word(step, at.RUNS)
-    group = word(row, at.Q_HEADS) // kv_heads
+    runs = word(step, at.RUNS)
+    group = word(row, at.Q_HEADS) // word(row, at.KV_HEADS)
     value_width = (word(row, at.HEAD_DIM) + PANEL - 1) // PANEL * PANEL
     stride = partial_bytes(value_width)
     scores = word(step, at.SCRATCH) + thread * word(step, at.SCRATCH_BYTES)
     vectors = max(RUN_QUERIES, group)
     fresh = scores + vectors * BLOCK * 4
     merged = fresh + vectors * stride
-    # The longest runs, at the end of a prompt, go first.
-    kv_head, run = item % kv_heads, runs - 1 - item // kv_heads
+    # Head by head, whose keys and values stay in the cache; the longest runs, at a prompt's end, go first.
+    kv_head, run = item // runs, runs - 1 - item % runs
     m = load_i64(word(step, at.RUN_ROWS) + 8 * run)
     count = load_i64(word(step, at.RUN_LENGTHS) + 8 * run)
     first = load_i64(word(step, at.POSITIONS) + 8 * m)
