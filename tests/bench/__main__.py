@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from caldrix_kernels.intrinsics.vector import HAS_BF16
 from caldrixd.lanes.drivers.cores import default_threads
 from tests.bench import CACHE, checkpoints, clients, commands, engine, loading, machine, work
 from tests.bench.figures import Case, Figure, figure, interleaved, table
@@ -37,6 +38,8 @@ def _limits(loaded: Loaded) -> Iterator[Figure]:
             ("read-limit-of-weights", "GB/s"): machine.read_bandwidth(same, threads),
             ("multiply-add-limit", "GFLOP/s"): machine.multiply_peak(threads),
         }
+        if HAS_BF16:
+            measures["bfloat16-limit", "GFLOP/s"] = machine.multiply_peak(threads, dot=True)
         found = interleaved({name: measure for (name, _), measure in measures.items()}, *_effort(loaded))
         for name, unit in measures:
             yield figure(name, Case(loaded.name, "", "", threads), found[name], unit=unit)

@@ -14,7 +14,7 @@ from caldrixd.lanes.lane import Variant
 from tests.bench.contestants import Contestant, Ours
 from tests.bench.figures import Figure, Measure, Series, figure, interleaved
 from tests.bench.loaded import DTYPES, Loaded, say, timed
-from tests.bench.targets import LLAMA_CPP, MULTIPLY_LIMIT, NUMBA, READ_LIMIT, targets
+from tests.bench.targets import LLAMA_CPP, NUMBA, READ_LIMIT, targets
 
 WARM = 16
 DECODED = 32
@@ -82,7 +82,7 @@ def decode_long(loaded: Loaded) -> Iterator[Figure]:
 def prefill(loaded: Loaded) -> Iterator[Figure]:
     """A peer has one arithmetic for its weights, so it stands beside both of ours."""
     for threads in thread_counts(loaded):
-        limits = {MULTIPLY_LIMIT: loaded.multiply_limit(threads, PREFILL)}
+        limits = loaded.multiply_limits(threads, PREFILL)
         yield from loaded.compare(
             f"prefill-{PREFILL}", lambda engine: _prompt(engine, loaded.tokens[:PREFILL]), threads, limits
         )

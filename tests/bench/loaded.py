@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from caldrix_kernels.intrinsics.vector import HAS_BF16
 from caldrixd.lanes import cpu
 from caldrixd.lanes.arena import Arena
 from caldrixd.lanes.lane import Variant
@@ -21,7 +22,7 @@ from tests.bench import gguf_file, machine, work
 from tests.bench.contestants import Contestant, Ours, unlike
 from tests.bench.figures import Case, Figure, Measure, figure, interleaved
 from tests.bench.llama_cpp import LlamaCpp
-from tests.bench.targets import LLAMA_CPP, MULTIPLY_LIMIT, TRANSFORMERS, targets
+from tests.bench.targets import DOT_LIMIT, LIMITED, LLAMA_CPP, MULTIPLY_LIMIT, TRANSFORMERS, targets
 from tests.bench.transformers_cpu import Transformers
 from tests.support import models
 
@@ -143,13 +144,15 @@ class Loaded:
         needed = size + self.plan.kv_bytes(position) + self.plan.recurrent_bytes
         return lambda: measure() * 1e9 / needed
 
-    def multiply_limit(self, threads: int, tokens: int) -> Measure | None:
-        """Measures prompt tokens a second if multiplying and adding were all."""
+    def multiply_limits(self, threads: int, tokens: int) -> dict[str, Measure]:
+        """Measure prompt tokens a second if multiplying and adding were all, for each arithmetic."""
         needed = work.operations(self.plan, tokens)
         if needed is None:
-            return None
-        measure = machine.multiply_peak(threads)
-        return lambda: measure() * 1e9 * tokens / needed
+            return {}
+        peaks = {MULTIPLY_LIMIT: machine.multiply_peak(threads)}
+        if HAS_BF16 and self.weights == "bf16":
+            peaks[DOT_LIMIT] = machine.multiply_peak(threads, dot=True)
+        return {name: partial(_tokens_a_second, peak, needed / tokens) for name, peak in peaks.items()}
 
     def case(self, arithmetic: str, threads: int) -> Case:
         return Case(self.name, self.weights, arithmetic, threads)
@@ -166,14 +169,16 @@ class Loaded:
         for dtype in self.ours:
             case = self.case(dtype, threads)
             promised = targets(name, case, self.effort.threads)
-            # What float32 multiplies and adds is no limit of another arithmetic.
-            beside = {
-                key: series for key, series in others.items() if (key, dtype) != (MULTIPLY_LIMIT, "bf16")
-            }
+            beside = {key: series for key, series in others.items() if LIMITED.get(key, dtype) == dtype}
             yield figure(name, case, found[dtype], beside, targets=promised)
 
     def close(self) -> None:
         self._exits.close()
+
+
+def _tokens_a_second(peak: Measure, operations: float) -> float:
+    """By GFLOP/s and the operations of one token."""
+    return peak() * 1e9 / operations
 
 
 def timed(engine: Contestant, threads: int, speed: Speed) -> Measure:

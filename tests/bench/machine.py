@@ -1,4 +1,4 @@
-"""What the machine itself can do: how fast memory is read, and how fast float32 is multiplied and added."""
+"""What the machine itself can do: how fast memory is read, and how fast numbers are multiplied and added."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 # mypy: allow-any-generics, no-check-untyped-defs
@@ -48,20 +48,29 @@ def _read(typing, address, rounds):
     return types.uint32(types.int64, types.int64), codegen
 
 
-@intrinsic
-def _multiply(typing, rounds):
-    """CHAINS fused multiply-adds in every lane, `rounds` times."""
+def _make_multiply(dot):
+    @intrinsic
+    def multiply(typing, rounds):
+        """CHAINS fused multiply-adds in every lane, or dots of two bfloat16, `rounds` times."""
 
-    def codegen(context, builder, signature, arguments):
-        def body(index, sums):
-            factor = v.broadcast(builder, builder.sitofp(index, v.F32), v.VF)
-            return [v.fma(builder, factor, factor, total) for total in sums]
+        def codegen(context, builder, signature, arguments):
+            number = v.broadcast(builder, builder.trunc(arguments[0], v.I32), v.VI)
+            factor = builder.bitcast(number, v.VBF if dot else v.VF)
+            accumulate = v.dot if dot else (lambda builder, total, a, b: v.fma(builder, a, b, total))
 
-        start = [v.lanes(float(i)) for i in range(CHAINS)]
-        sums = v.counted_loop(builder, arguments[0], body, start)
-        return _one_number(builder, sums, builder.fadd)
+            def body(index, sums):
+                return [accumulate(builder, total, factor, factor) for total in sums]
 
-    return types.float32(types.int64), codegen
+            start = [v.lanes(float(i)) for i in range(CHAINS)]
+            sums = v.counted_loop(builder, arguments[0], body, start)
+            return _one_number(builder, sums, builder.fadd)
+
+        return types.float32(types.int64), codegen
+
+    return multiply
+
+
+_multiply, _dot = _make_multiply(False), _make_multiply(True)
 
 
 def _one_number(builder, vectors, combine):
@@ -82,6 +91,10 @@ def _read_part(address, blocks, count, claimed, result):
 
 def _multiply_part(rounds, result):
     store_f32(result, _multiply(rounds))
+
+
+def _dot_part(rounds, result):
+    store_f32(result, _dot(rounds))
 
 
 def filled(size: int) -> Arena:
@@ -113,11 +126,11 @@ def read_bandwidth(memory: Arena, threads: int) -> Callable[[], float]:
     return measure
 
 
-def multiply_peak(threads: int) -> Callable[[], float]:
-    """Measures GFLOP/s of `threads` threads; a multiply-add counts as two."""
+def multiply_peak(threads: int, *, dot: bool = False) -> Callable[[], float]:
+    """Measures GFLOP/s of `threads` threads, of float32 or bfloat16 pairs; a multiply-add counts as two."""
     result = Arena(threads * LINE)
-    multiply = njit("void(int64, int64)", nogil=True)(_multiply_part)
-    operations = 2 * v.LANES * CHAINS * BURST * threads
+    multiply = njit("void(int64, int64)", nogil=True)(_dot_part if dot else _multiply_part)
+    operations = (4 if dot else 2) * v.LANES * CHAINS * BURST * threads
     tasks = [(BURST, result.address + i * LINE) for i in range(threads)]
     return lambda: operations / _seconds(multiply, tasks, keep=(result,)) / 1e9
 

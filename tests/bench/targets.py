@@ -8,6 +8,9 @@ LLAMA_CPP = "llama.cpp"
 TRANSFORMERS = "transformers"
 READ_LIMIT = "read limit"
 MULTIPLY_LIMIT = "multiply-add limit"
+DOT_LIMIT = "bfloat16 limit"
+# What one arithmetic can do at most is no limit of the other.
+LIMITED = {MULTIPLY_LIMIT: "f32", DOT_LIMIT: "bf16"}
 FILE_READ = "reading the file"
 NUMBA = "numba"
 

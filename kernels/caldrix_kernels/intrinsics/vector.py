@@ -104,6 +104,13 @@ def fma(builder, a, b, c):
     return builder.call(function, [a, b, c])
 
 
+def dot(builder, total, a, b):
+    """total + two products of bfloat16 in each lane, rounded as the instruction of `HAS_BF16` does."""
+    kind = ir.FunctionType(VF, [VF, VBF, VBF])
+    function = get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(function, [total, a, b])
+
+
 def prefetch(builder, address):
     """Bring the cache line at `address` near, for reading; any address is allowed."""
     kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])

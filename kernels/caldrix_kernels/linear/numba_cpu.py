@@ -13,9 +13,7 @@ Panel layouts, K columns (even, zero padded):
 The keys and values of attention are such panels too, with any stride: of F32, or of BF16 for form "dot".
 """
 
-from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from caldrix_kernels.intrinsics import vector as v
@@ -112,8 +110,6 @@ def _fma_step(builder, form, weights, inputs, x_offset, accumulators):
 
 def _dot_step(builder, form, weights, inputs, x_offset, accumulators):
     accumulators = list(accumulators)
-    kind = ir.FunctionType(v.VF, [v.VF, v.VBF, v.VBF])
-    dot = get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
     count = len(accumulators) // len(inputs)
     vectors = [v.load(builder, v.offset(builder, weights, 64 * i), v.VBF, 64) for i in range(count)]
     for m, row in enumerate(inputs):
@@ -121,7 +117,7 @@ def _dot_step(builder, form, weights, inputs, x_offset, accumulators):
         pair = builder.bitcast(v.broadcast(builder, pair, v.VI), v.VBF)
         for i in range(count):
             place = count * m + i
-            accumulators[place] = builder.call(dot, [accumulators[place], vectors[i], pair])
+            accumulators[place] = v.dot(builder, accumulators[place], vectors[i], pair)
     return accumulators
 
 
