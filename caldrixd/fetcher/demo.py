@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from caldrix_protocol import sizes
 from caldrix_protocol.connection import as_status
@@ -69,7 +70,6 @@ def fetch(cache: Path, environment: Mapping[str, str], send: Send) -> Path:
     refuse_offline(environment)
     if importlib.util.find_spec("gguf") is None:
         raise Refused("demo/package")
-    _make_parent(target)
     with _lock(target, send):
         if is_complete(target):
             return target
@@ -115,9 +115,11 @@ def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Se
     _sync(target.parent)
 
 
-def _make_parent(target: Path) -> None:
+def _lock_file(target: Path) -> TextIO:
+    """The target's lock file, opened, in a directory that is made. Refused "demo/cache"."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        return open(target.parent / f".{target.name}.lock", "w")
     except OSError as error:
         raise Refused("demo/cache", path=target.parent, reason=error.strerror or error) from None
 
@@ -125,7 +127,7 @@ def _make_parent(target: Path) -> None:
 @contextmanager
 def _lock(target: Path, send: Send) -> Iterator[None]:
     """Hold the target's lock file. The lock is the kernel's, so a killed holder leaves none behind."""
-    with open(target.parent / f".{target.name}.lock", "w") as file:
+    with _lock_file(target) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -637,7 +637,7 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "the demo model is downloaded with pip, which {python} does not have: run {python} -m ensurepip",
     ),
-    Row("demo/cache", RUN, "the cache directory {path} cannot be created: {reason}"),
+    Row("demo/cache", RUN, "the cache directory {path} cannot be used: {reason}"),
     Row(
         "demo/fetcher-died",
         RUN,
