@@ -141,9 +141,10 @@ class _Matrix:
         kernel(self._form, rows, first, last, self._columns, padded, self._target, size)
 
     def end_task(self) -> None:
-        """With the last one the files' memory is given back."""
+        """With the last one the memory that was read is given back, of files and of copies."""
         self._tasks -= 1
         if not self._tasks:
+            self._data.clear()
             for tensor in self._tensors.values():
                 tensor.release()
 

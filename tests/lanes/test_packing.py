@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -229,6 +231,28 @@ def test_a_tensor_is_released_once_its_matrix_is_packed() -> None:
         for tensor in matrix.tensors:
             assert events.count(tensor) == 1
             assert events.index(tensor) > packed
+
+
+def test_copies_are_gone_before_the_next_matrix_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = decoder(replace(SPEC, layer_types=("full_attention",) * 2))
+    tensors = Loaded(plan, {"up_proj.weight": "F32", "k_proj.weight": "F16"}).tensors
+    copies: list[weakref.ref[npt.NDArray[np.float32]]] = []
+    alive = []
+
+    def widened(*stored: Any) -> Float32:
+        values = widen(*stored).copy()
+        copies.append(weakref.ref(values))
+        return values
+
+    def released() -> None:
+        alive.append(sum(copy() is not None for copy in copies))
+
+    monkeypatch.setattr(packing, "widen", widened)
+    pack = compile_kernels(lambda *_: None).pack_panels
+    tensors = {name: replace(tensor, release=released) for name, tensor in tensors.items()}
+    packing.pack_weights(lower(plan), tensors, pack, 1)
+    assert len(copies) > 2 * (3 + 1)
+    assert not any(alive)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
