@@ -84,15 +84,16 @@ class Engine:
                 raise ValueError(f"request {request.id} is not finished")
             self._waiting.append((request, now))
 
-    def cancel(self, id: int) -> None:
+    def cancel(self, id: int, *, sparing: bool = False) -> None:
         """End a request with "cancelled", stopping the running step if it is part of it.
 
+        With `sparing` a step that others are part of goes on, since it would be run for them once more.
         Nothing happens for a request that is unknown or finished.
         """
         with self._lock:
             if self._knows(id):
                 self._cancelled.add(id)
-                if id in self._running:
+                if id in self._running and (not sparing or len(self._running) == 1):
                     self._program.cancel()
 
     def step(self) -> list[TokenEvent]:

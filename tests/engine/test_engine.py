@@ -280,6 +280,32 @@ def test_a_cancel_from_another_thread_stops_the_running_step() -> None:
     assert program.steps == []
 
 
+@pytest.mark.parametrize("k", range(2, 6))
+def test_a_sparing_cancel_lets_the_step_of_others_go_on(k: int) -> None:
+    program = MockProgram()
+    engine = Engine(program)
+    steps = iter(range(100))
+
+    def during(rows: Rows) -> None:
+        if next(steps) == k:
+            engine.cancel(1, sparing=True)
+
+    program.during = during
+    engine.submit(request(1, max_tokens=100))
+    engine.submit(request(2, prompt=(8, 8, 8, 8, 8), max_tokens=10))
+    replies = drain(engine)
+    assert (replies[1].tokens, replies[1].finish) == (reply(PROMPT, k + 1), "cancelled")
+    assert replies[2].tokens == reply((8, 8, 8, 8, 8), 10)
+    assert next(steps) == len(program.steps) == 10
+
+
+def test_a_sparing_cancel_stops_a_step_that_nobody_else_is_in() -> None:
+    program = MockProgram()
+    engine = Engine(program)
+    program.during = lambda rows: engine.cancel(1, sparing=True)
+    assert (answer(engine, request(1)).tokens, program.steps) == ([], [])
+
+
 # --- failures -----------------------------------------------------------------------------------
 
 
