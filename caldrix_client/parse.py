@@ -140,7 +140,19 @@ def parse(arguments: list[str]) -> Command:
         return _WITH_ARGUMENTS[name](rest)
     if name in _BARE:
         return _bare(name, rest)
-    raise unknown(name, (*_WITH_ARGUMENTS, *_BARE))
+    raise _no_command(name)
+
+
+def _no_command(name: str) -> Refused:
+    """The refusal of a first argument that is no command; a model, or a flag of run, lacks the `run`."""
+    from caldrix_protocol.aliases import ALIASES  # only for a mistake
+
+    if name in ALIASES or "/" in name:
+        return Refused("usage/misspelt-command", command=name, nearest=f"run {name}")
+    flag = name.partition("=")[0]
+    if any(flag in (option.name, *option.aliases) for option in options.options_of("run")):
+        return Refused("usage/model-first", flag=flag)
+    return unknown(name, (*_WITH_ARGUMENTS, *_BARE))
 
 
 def unknown(name: str, names: Iterable[str]) -> Refused:
@@ -156,7 +168,8 @@ def unknown(name: str, names: Iterable[str]) -> Refused:
 def unknown_of_models(action: str) -> Refused:
     """The refusal of what `caldrix models` does not do."""
     nearest = options.near(action, ACTIONS)
-    meant = MEANT.get(action) if nearest is None else f"models {nearest}"
+    elsewhere = action if action in _WITH_ARGUMENTS else None
+    meant = MEANT.get(action, elsewhere) if nearest is None else f"models {nearest}"
     if meant is None:
         return Refused("usage/models-command", given=action)
     return Refused("usage/misspelt-command", command=f"models {action}", nearest=meant)

@@ -58,10 +58,15 @@ ENGINES_FLAGS = ("run",)
 
 # What flags of other programs that run models are here.
 MEANT = {
-    "-n": "--max-tokens",
-    "-c": "--ctx",
+    **dict.fromkeys(("-n", "--n-predict", "--num-predict", "--predict"), "--max-tokens"),
+    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx", "--context", "--context-length"), "--ctx"),
+    **dict.fromkeys(("-v", "--verbose"), "--stats"),
     "-t": "--temperature or --threads",
-    "--verbose": "--stats",
+    "-s": "--seed or --system",
+    "--system-prompt": "--system",
+    "--device": "--backend",
+    "--format": "--json",
+    "--silent": "--quiet",
 }
 
 
@@ -433,7 +438,7 @@ def _unknown(command: str, flag: str) -> Refused:
     nearest = near(flag, [name for option in accepted for name in (option.name, *option.aliases)])
     engines = command in ENGINES_FLAGS
     if engines:
-        nearest = MEANT.get(flag, nearest)
+        nearest = MEANT.get(flag.replace("_", "-"), nearest)
     if nearest is None:
         return Refused("run/unknown-flag" if engines else "usage/unknown-flag", flag=flag)
     return Refused("run/misspelt-flag" if engines else "usage/misspelt-flag", flag=flag, nearest=nearest)

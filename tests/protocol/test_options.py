@@ -318,6 +318,8 @@ def test_what_caldrix_itself_refuses_has_status_2(flag: str, text: str | None, w
         ("--max", "--max-tokens"),
         ("-P", "-p"),
         ("-n", "--max-tokens"),
+        ("--num-predict", "--max-tokens"),
+        ("--num_ctx", "--ctx"),
         ("-t", "--temperature or --threads"),
     ],
 )
