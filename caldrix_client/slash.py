@@ -34,21 +34,21 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "/reset": Command("", "clear the conversation, as /clear does; the system message and the sampling stay"),
+    "/reset": Command("", "clear the conversation (/clear too); settings stay"),
     "/undo": Command("", "take the last message and its answer back"),
     "/regen": Command("", "answer the last message again"),
     "/system": Command("TEXT|@FILE", "the system message from the next message on"),
     "/context": Command("", "how full the context is"),
     "/temperature": Command("T", "sample at this temperature"),
     "/top-k": Command("N", "keep only the N most likely tokens"),
-    "/top-p": Command("P", "keep the most likely tokens whose probability adds up to P"),
-    "/min-p": Command("M", "drop tokens below M times the most likely one's probability"),
+    "/top-p": Command("P", "keep the most likely tokens that add up to P"),
+    "/min-p": Command("M", "drop tokens below M times the most likely one"),
     "/repetition-penalty": Command("R", "make the last 64 tokens less likely"),
     "/seed": Command("N", "seed the random draw"),
     "/sampling": Command("", "show all six of these"),
     "/image": Command("PATH", "", "usage/not-available"),
     "/help": Command("", "show this list"),
-    "/quit": Command("", "end the chat, as Ctrl-D does; /exit and /bye do it too"),
+    "/quit": Command("", "end the chat, as Ctrl-D does (/exit and /bye too)"),
 }
 
 SAME_AS = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset"}
@@ -85,7 +85,7 @@ def help_text() -> str:
 
 
 RULES = f"""\
-A command with a value takes `off` to go back to what is usual, and shows the value when nothing follows it.
+A command with a value shows it when nothing follows; `off` is what is usual.
 // begins a message with a slash. Lines between {QUOTES} and {QUOTES} are one message.
 Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D ends the chat."""
 

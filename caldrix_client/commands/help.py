@@ -18,34 +18,37 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "run": Command("<model> [flags]", "chat with a model, or answer one prompt with -p"),
+    "run": Command("<model> [flags]", "chat with a model, or answer a prompt (-p)"),
     "pull": Command("<model> [flags]", "download a model for later"),
-    "models": Command("[list|plan|rm|pin]", "list models, say what one needs, remove one, pin the aliases"),
+    "models": Command("[list|plan|rm|pin]", "list models, see what one needs, remove it"),
     "ps": Command("", "list the models that are loaded"),
-    "stop": Command("[model|--daemon]", "unload one model or all of them, or end caldrixd too"),
-    "doctor": Command("", "show which lanes can run here, and why the others cannot"),
-    "completion": Command("bash|zsh|fish", "print what lets this shell complete command lines"),
+    "stop": Command("[model|--daemon]", "unload one model or all, or end caldrixd"),
+    "doctor": Command("", "show which lanes can run here, or why not"),
+    "completion": Command("bash|zsh|fish", "print the completion script of a shell"),
     "version": Command("", "print the version"),
-    "help": Command("[command]", "print this text, or the part of one command"),
+    "help": Command("[command]", "print this text, or that of one command"),
 }
 MODELS: dict[str, Command] = {
-    "models list": Command("", "list the aliases and what the cache holds; `caldrix models` does it too"),
-    "models plan": Command("<model> [flags]", "say what a model needs, and whether that is there"),
+    "models list": Command("", "list aliases and the cache (the default)"),
+    "models plan": Command("<model> [flags]", "say what a model needs, and if it fits"),
     "models rm": Command("<model> [flags]", "remove a model from the cache"),
-    "models pin": Command("", "pin the aliases of a source checkout to their commits"),
+    "models pin": Command("", "pin the aliases of a source checkout"),
 }
 USAGE = "caldrix runs language models on your own machine."
 MODEL = """\
-<model> is a directory with config.json, tokenizer.json and *.safetensors; `demo`; or a repo of the Hugging
-Face hub as owner/name, owner/name@revision or an alias (`caldrix models list` shows those). It comes first;
-flags follow it, as `--flag value` or `--flag=value`."""
+<model> is a directory with config.json, tokenizer.json and *.safetensors;
+`demo`; or a repo of the Hugging Face hub as owner/name, owner/name@revision or
+an alias (`caldrix models list` shows those). It comes first; flags follow it,
+as `--flag value` or `--flag=value`."""
 CHAT = """\
 The answer goes to stdout, everything else to stderr.
 
-In a chat, /help lists the commands, Ctrl-C stops an answer, and Ctrl-C or Ctrl-D at the prompt ends the chat.
+In a chat, /help lists the commands, Ctrl-C stops an answer, and Ctrl-C or
+Ctrl-D at the prompt ends the chat.
 
-Exit status: 0 answered; 1 refused or failed, with the reason on stderr; 2 a mistake in the command line;
-129 its terminal was closed; 130 interrupted with Ctrl-C; 141 nobody reads the answer; 143 SIGTERM."""
+Exit status: 0 answered; 1 refused or failed, with the reason on stderr; 2 a
+mistake in the command line; 129 its terminal was closed; 130 interrupted with
+Ctrl-C; 141 nobody reads the answer; 143 SIGTERM."""
 PROGRAM = "caldrixd"
 TOPICS = (*COMMANDS, *MODELS, PROGRAM)
 # Whose flags are listed, and under which title.

@@ -7,13 +7,14 @@ import textwrap
 from caldrix_protocol.option import Option
 from caldrix_protocol.options import is_accepted, options_of
 
-WIDTH = 100
+WIDTH = 79
 INDENT = 6
 DAEMON = """\
 usage: caldrixd [flags]
 
-caldrixd keeps models loaded and answers `caldrix`, which starts it when none runs. It stays in the
-foreground and writes its log to stderr. SIGTERM ends it after the running answers, a second one at once."""
+caldrixd keeps models loaded and answers `caldrix`, which starts it when none
+runs. It stays in the foreground and writes its log to stderr. SIGTERM ends it
+after the running answers, a second one at once."""
 OTHERS = """\
   -h, --help
       print this text
@@ -28,15 +29,18 @@ def daemon_help() -> str:
 
 def list_flags(title: str, command: str | None = None) -> str:
     """The flags that a command accepts (by default the one the title names), each with what it does."""
-    flags = [_entry(option) for option in options_of(command or title) if is_accepted(option)]
-    return "\n".join((f"Flags of {title}:", *flags))
+    accepted = [option for option in options_of(command or title) if is_accepted(option)]
+    bracketed = any(option.metavar is not None for option in accepted)
+    head = f"Flags of {title}{', with [what holds without them]' if bracketed else ''}:"
+    return "\n".join((head, *map(_entry, accepted)))
 
 
 def _entry(option: Option) -> str:
     spelled = ", ".join((*option.aliases, option.name))
     value = "" if option.metavar is None else f" {option.metavar}"
     default = "" if option.metavar is None else f" [{option.absent}]"
+    indent = " " * INDENT
     text = textwrap.fill(
-        option.doc + default, WIDTH, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT
+        option.doc + default, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
     return f"  {spelled}{value}\n{text}"

@@ -33,6 +33,7 @@ def test_every_command_has_its_action_and_its_line_in_the_help() -> None:
     assert obeyed == {*ACTIONS, *KNOBS}
     assert all(f"\n{name} " in help_text() for name in obeyed)
     assert "/image" not in help_text()
+    assert max(map(len, help_text().splitlines())) < 78, "with what it is indented by"
 
 
 @pytest.mark.parametrize(

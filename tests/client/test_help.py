@@ -23,7 +23,7 @@ def test_help_names_every_flag(home: Home, arguments: tuple[str, ...]) -> None:
     assert result.out.startswith(USAGE)
     for option in OPTIONS:
         assert shown(result.out, option) == is_accepted(option)
-    assert max(map(len, result.out.splitlines())) <= 110
+    assert max(map(len, result.out.splitlines())) < 80
 
 
 @pytest.mark.parametrize("topic", [*COMMANDS, *MODELS, PROGRAM])
