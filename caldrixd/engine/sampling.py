@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.chance import uniform
-from caldrixd.engine.weights import Logits, Scores, Weights, drawn, softmax, total
-
-Ids = npt.NDArray[np.int64]
+from caldrixd.engine.weights import RARE_WEIGHT, Ids, Logits, Scores, Weights, draw, likely, softmax, total
 
 RECENT = 64  # tokens of prompt and reply that the penalty sees
 # A probability of float32 logits is known to about this part of itself: less does not decide a cut.
@@ -74,10 +71,10 @@ def pick(logits: Logits, tokens: Sequence[int], sampling: Sampling) -> int:
         return int(np.argmax(scores))
     chance = uniform(sampling.seed, len(tokens))
     if not sampling.cuts:
-        return drawn(softmax(scores, sampling.temperature), chance)
+        return draw(scores, sampling.temperature, chance)
     scores = scores.astype(np.float64, copy=False)
     ids = kept(scores, sampling)
-    return int(ids[drawn(softmax(scores[ids], sampling.temperature), chance)])
+    return int(ids[draw(scores[ids], sampling.temperature, chance)])
 
 
 def penalised(scores: Scores, recent: Sequence[int], penalty: float) -> Scores:
@@ -106,14 +103,37 @@ def kept(scores: Scores, sampling: Sampling) -> Ids:
         cut = _nucleus(scores, sampling.top_p)
         ids, scores = ids[cut], scores[cut]
     if sampling.min_p > 0:
-        ids = ids[softmax(scores, 1.0) >= sampling.min_p * (1 - DOUBT)]
+        ids = ids[_not_below(scores, sampling.min_p)]
     return ids
 
 
+def _not_below(scores: Scores, min_p: float) -> Ids:
+    """Min-p of Nguyen and others, "Turning up the heat" (2024), as indices."""
+    least = min_p * (1 - DOUBT)
+    if least > RARE_WEIGHT:
+        found = likely(scores, 1.0)
+        return found.ids[found.weights >= least]
+    return np.flatnonzero(softmax(scores, 1.0) >= least)
+
+
 def _nucleus(scores: Scores, top_p: float) -> Ids:
-    """Top-p of Holtzman and others, "The curious case of neural text degeneration" (2020), as indices."""
+    """Top-p of Holtzman and others, "The curious case of neural text degeneration" (2020), as indices.
+
+    As for a draw, what the rare scores weigh is looked at only where it may decide.
+    """
+    share = top_p * (1 - DOUBT)
+    found = likely(scores, 1.0)
+    if share * found.most < found.sure:
+        some = scores[found.ids]
+        cut = _fewest(some, found.weights, share * found.sure)
+        if found.most == found.sure or len(_fewest(some, found.weights, share * found.most)) == len(cut):
+            return found.ids[cut]
     weights = softmax(scores, 1.0)
-    needed = top_p * (1 - DOUBT) * total(weights)
+    return _fewest(scores, weights, share * total(weights))
+
+
+def _fewest(scores: Scores, weights: Weights, needed: float) -> Ids:
+    """The indices, ascending, of the fewest highest scores whose weights add up to `needed`."""
     some = _contenders(scores, FEW)
     if len(some) < len(scores) and np.cumsum(weights[some])[-1] >= needed:
         return some[_leading(scores[some], weights[some], needed)]
@@ -134,7 +154,7 @@ def _contenders(scores: Scores, count: int) -> Ids:
 
 
 def _leading(scores: Scores, weights: Weights, needed: float) -> Ids:
-    """The indices, ascending, of the fewest highest scores whose weights add up to `needed`.
+    """What `_fewest` gives, for any scores.
 
     The box in which the sum is reached is cut into boxes again until few scores are left to sort.
     """

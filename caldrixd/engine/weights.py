@@ -9,6 +9,8 @@ multiplications of float64, which IEEE 754 rounds alike everywhere. The table co
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ import numpy.typing as npt
 Logits = npt.NDArray[np.float32]
 Scores = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
@@ -27,6 +30,9 @@ ROUNDER = 1.5 * 2.0 ** (52 - FINE)
 ROUNDER_BITS = int(np.float64(ROUNDER).view(np.int64))
 BLOCK = 1 << 13  # some arrays of this many numbers stay in the second cache
 ROWS, FEW = 64, 4096
+# What weighs less than this beside the highest is rarely drawn, and a bound on it rarely decides a draw.
+RARE = 24 * LN_2
+RARE_WEIGHT = 2.0**-24 * (1 + 2.0**-10)  # at most, however the bound was rounded
 
 
 def _powers() -> npt.NDArray[np.float64]:
@@ -45,13 +51,60 @@ def _powers() -> npt.NDArray[np.float64]:
 POWERS = _powers()
 
 
-def softmax(scores: Scores | Logits, temperature: float) -> Weights:
-    """exp((score - the highest) / temperature) of floats[n], less 2 ** LEAST; `temperature` over 0.
+@dataclass(frozen=True)
+class Likely:
+    """The scores of floats[n] that are not rare at a temperature: `ids`, ascending, and their `weights`.
 
-    The arithmetic is float64, also of float32 scores, and the exponential right to one part in 10**13. The
-    highest weighs 1, one below 2 ** LEAST nothing.
+    All weight is at least `sure` and at most `most`, which are equal where none is rare.
     """
+
+    ids: Ids
+    weights: Weights
+    sure: float
+    most: float
+
+
+def likely(scores: Scores | Logits, temperature: float) -> Likely:
     highest = np.float64(scores.max())
+    ids = np.flatnonzero(scores >= _rounded_down(highest - temperature * RARE, scores.dtype))
+    weights = softmax(scores[ids], temperature)
+    sure = total(weights)
+    return Likely(ids, weights, sure, sure + (len(scores) - len(ids)) * RARE_WEIGHT)
+
+
+def draw(scores: Scores | Logits, temperature: float, chance: float) -> int:
+    """The index of floats[n] that `chance` (over 0, below 1) falls on when each has its softmax weight.
+
+    The rare ones stand after all others. Most draws are decided by how many there are: where the most that
+    they may weigh leads to the same index as nothing would, so does what they do weigh.
+    """
+    found = likely(scores, temperature)
+    if chance * found.most < found.sure:
+        index = index_at(found.weights, chance * found.sure)
+        if found.most == found.sure or index_at(found.weights, chance * found.most) == index:
+            return int(found.ids[index])
+    rare = np.delete(np.arange(len(scores)), found.ids)
+    weights = softmax(scores[rare], temperature, scores.max())
+    target = chance * (found.sure + total(weights))
+    if target < found.sure:
+        return int(found.ids[index_at(found.weights, target)])
+    return int(rare[index_at(weights, target - found.sure)])
+
+
+def _rounded_down(bound: float, kind: np.dtype[Any]) -> np.floating[Any]:
+    """As a number of the type `kind`, so that scores of it below are below `bound` too."""
+    with np.errstate(over="ignore"):
+        rounded: np.floating[Any] = kind.type(bound)
+    return rounded if rounded <= bound else np.nextafter(rounded, kind.type(-np.inf), dtype=kind)
+
+
+def softmax(scores: Scores | Logits, temperature: float, highest: float | None = None) -> Weights:
+    """exp((score - highest) / temperature) of floats[n], less 2 ** LEAST; `temperature` over 0.
+
+    `highest` is that of the scores unless another, no lower one is given. It weighs 1, one below 2 ** LEAST
+    nothing. The arithmetic is float64, also of float32 scores, the exponential right to one part in 10**13.
+    """
+    highest = np.float64(scores.max() if highest is None else highest)
     weights: Weights = np.empty(len(scores))
     with np.errstate(over="ignore"):
         for start in range(0, len(scores), BLOCK):
@@ -86,8 +139,8 @@ def total(weights: Weights) -> float:
     return float(np.cumsum(_column_sums(_columns(weights)))[-1])
 
 
-def drawn(weights: Weights, chance: float) -> int:
-    """The index at which `chance` (over 0, below 1) of all weight is passed; what weighs nothing is never it.
+def index_at(weights: Weights, target: float) -> int:
+    """The index at which `target` (from 0, below the sum) is passed; what weighs nothing is never it.
 
     Many weights stand in ROWS rows and are passed column by column. Any order will do for a draw, and this
     one adds few long rows where a sum in order of the index adds 150,000 numbers one after the other. No
@@ -96,7 +149,6 @@ def drawn(weights: Weights, chance: float) -> int:
     columns = _columns(weights)
     sums = _column_sums(columns)
     passed = np.cumsum(sums)
-    target = chance * passed[-1]
     column = _first_over(target, passed, sums)
     if column:
         target -= passed[column - 1]

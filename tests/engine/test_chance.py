@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 import pytest
 
+from caldrixd.engine import weights as weights_module
 from caldrixd.engine.chance import WORD, philox, uniform
-from caldrixd.engine.weights import POWERS, drawn, softmax, total
+from caldrixd.engine.weights import POWERS, RARE, draw, index_at, softmax, total
 
 PI = (0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89)
 
@@ -82,7 +84,7 @@ def test_every_index_is_drawn_by_its_share(size: int) -> None:
     weights[size // 2] = 2.0
     whole = total(weights)
     assert whole == math.fsum(weights)
-    found = [drawn(weights, (mark + 0.5) / whole) for mark in range(int(whole))]
+    found = [index_at(weights, mark + 0.5) for mark in range(int(whole))]
     assert list(np.bincount(found, minlength=size)) == list(weights)
 
 
@@ -92,12 +94,59 @@ def test_what_weighs_nothing_is_never_drawn(size: int, chance: float) -> None:
     for place in {0, 1, size // 2, size - 1}:
         weights = np.zeros(size)
         weights[place] = 1e-30
-        assert drawn(weights, chance) == place
+        assert index_at(weights, chance * 1e-30) == place
 
 
 @pytest.mark.parametrize("size", [6, 6000])
 def test_a_chance_on_a_boundary_is_the_next_that_weighs(size: int) -> None:
     weights = np.zeros(size)
     weights[0] = weights[size - 1] = 1.0
-    assert drawn(weights, 0.5) == size - 1
-    assert drawn(weights, np.nextafter(0.5, 0)) == 0
+    assert index_at(weights, 1.0) == size - 1
+    assert index_at(weights, np.nextafter(1.0, 0)) == 0
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("temperature", [1e-308, 1e-9, 0.3, 1.0, 4.0, 1e308])
+@pytest.mark.parametrize("size", [1, 2, 5, 700, 4096])
+def test_a_draw_falls_on_the_likely_first_and_then_on_the_rare(
+    size: int, temperature: float, kind: type[np.floating[Any]]
+) -> None:
+    for seed in range(20):
+        scores = np.random.default_rng(seed).normal(1e3, 8 * min(temperature, 1e30), size).astype(kind)
+        weights = softmax(scores, temperature)
+        rare = np.float64(scores.max()) - scores.astype(np.float64) > temperature * RARE * (1 + 1e-6)
+        order = np.argsort(rare, kind="stable")
+        passed = np.cumsum(weights[order])
+        for chance in (2.0**-53, 0.01, 0.3, 0.7, 0.999, 1 - 1e-6, 1 - 2.0**-53):
+            place = int(np.flatnonzero(order == draw(scores, temperature, chance))[0])
+            before = passed[place - 1] if place else 0
+            slack = 1e-12 * passed[-1]
+            assert weights[order[place]] > 0
+            assert before - slack <= chance * passed[-1] <= passed[place] + slack
+
+
+def test_a_draw_weighs_the_rare_only_where_they_may_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(scores: Any, *how: Any) -> Any:
+        sizes.append(len(scores))
+        return softmax(scores, *how)
+
+    monkeypatch.setattr(weights_module, "softmax", counted)
+    scores = np.full(100_002, -17.0, np.float32)
+    scores[[5, 70_000]] = 0
+    rare = math.exp(-17) * 100_000
+    # (chance of all weight, index, numbers of scores that are weighed)
+    for share, index, weighed in (
+        (0.2, 5, [2]),
+        (0.9, 5, [2]),
+        (0.9999, 5, [2, 100_000]),
+        (1.0001, 70_000, [2, 100_000]),
+        (1.5, 70_000, [2]),
+        (1.9999, 70_000, [2, 100_000]),
+        (2 + 0.5 * math.exp(-17), 0, [2, 100_000]),
+        (2 + 1.5 * math.exp(-17), 1 + 1563, [2, 100_000]),  # the second of the first of 1,563 columns
+    ):
+        sizes.clear()
+        assert draw(scores, 1.0, share / (2 + rare)) == index
+        assert sizes == weighed

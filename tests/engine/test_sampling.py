@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.chance import uniform
 from caldrixd.engine.sampling import DOUBT, SORTED, Sampling, kept, penalised, pick
-from caldrixd.engine.weights import drawn, softmax, total
+from caldrixd.engine.weights import draw, softmax, total
 
 Floats = npt.NDArray[np.float32]
 HOT = Sampling(temperature=1.0)
@@ -166,8 +166,8 @@ def draws(probabilities: Sequence[float], sampling: Sampling, count: int) -> npt
     """How often each id is drawn at the positions 1 to `count`."""
     scores = logits(*probabilities)
     ids = kept(scores.astype(np.float64), sampling)
-    weights = softmax(scores[ids].astype(np.float64), sampling.temperature)
-    found = ids[[drawn(weights, uniform(sampling.seed, position)) for position in range(1, count + 1)]]
+    chances = [uniform(sampling.seed, position) for position in range(1, count + 1)]
+    found = ids[[draw(scores[ids].astype(np.float64), sampling.temperature, chance) for chance in chances]]
     assert list(found[:100]) == [pick(scores, range(position), sampling) for position in range(1, 101)]
     return np.bincount(found, minlength=len(probabilities))
 
