@@ -147,6 +147,7 @@ class _Matrix:
             self._data.clear()
             for tensor in self._tensors.values():
                 tensor.release()
+            self._tensors.clear()
 
 
 class _Line:

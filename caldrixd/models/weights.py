@@ -64,8 +64,9 @@ class Tensors(Mapping[str, Tensor]):
         place = self._places[name]
         data = place.data()
         if data.size and data.ctypes.data % ITEM_BYTES.get(place.entry.dtype, 1):
-            # The format allows any offset; kernels do not.
+            # The format allows any offset; kernels do not. The copy takes the place of the file's pages.
             data = data.copy()
+            place.release()
             data.flags.writeable = False
         return Tensor(place.entry.dtype, place.entry.shape, data, place.release)
 

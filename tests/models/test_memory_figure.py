@@ -64,27 +64,29 @@ def peak(plan: Plan, formats: dict[str, str]) -> int:
     return needs(plan, formats, "cpu", threads=1, arithmetic="f32").peak(256)
 
 
-def mixed(directory: Path, copy: Path) -> Path:
-    """A copy of a bf16 model that has some of its matrices in float32."""
+def rewritten(directory: Path, copy: Path, float32: tuple[str, ...] = (), odd: bool = False) -> Path:
+    """A copy of a bf16 model that has some of its matrices in float32, or all at an odd address."""
     tensors = opened(directory)[1]
     header: dict[str, Any] = {}
     data, place = [], 0
     for name, tensor in tensors.items():
         dtype, part = tensor.dtype, tensor.data
-        if name.endswith(
-            tuple(f"{part}.weight" for part in ("embed_tokens", "k_proj", "o_proj", "up_proj", "mlp.gate"))
-        ):
+        if name.endswith(tuple(f"{part}.weight" for part in float32)):
             dtype, part = "F32", (part.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
         header[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": (place, place + part.size)}
         data.append(part.tobytes())
         place += part.size
     shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("*.safetensors"))
     start = json.dumps(header).encode()
-    start += b" " * (-len(start) % 8)
+    start += b" " * (-len(start) % 8 + odd)
     with open(copy / "model.safetensors", "wb") as file:
         file.write(len(start).to_bytes(8, "little") + start)
         file.writelines(data)
     return copy
+
+
+def mixed(directory: Path, copy: Path) -> Path:
+    return rewritten(directory, copy, ("embed_tokens", "k_proj", "o_proj", "up_proj", "mlp.gate"))
 
 
 @pytest.mark.parametrize("name", TINIES)
@@ -100,6 +102,12 @@ def test_of_the_demo_model(arithmetic: str, environment: dict[str, str]) -> None
 @pytest.mark.slow
 def test_of_a_model_in_two_formats(tmp_path: Path, environment: dict[str, str]) -> None:
     check(mixed(smollm2(), tmp_path / "mixed"), "f32", environment)
+
+
+def test_of_a_model_whose_file_has_no_number_where_kernels_could_read_it(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    check(rewritten(smollm2(), tmp_path / "odd", odd=True), "f32", environment)
 
 
 def test_two_formats_are_both_counted(tmp_path: Path) -> None:
