@@ -164,7 +164,7 @@ _TABLE: tuple[Row, ...] = (
     Row(
         "worker/died",
         RUN,
-        "the worker process of {model} ended unexpectedly ({reason}); run the command again",
+        "the worker process of {model} ended unexpectedly ({reason}); try again",
     ),
     Row(
         "worker/limited",

@@ -97,8 +97,7 @@ def test_a_killed_worker_is_one_sentence_and_the_next_run_answers(home: Home, en
     result = finish(process)
     assert result.status == 1
     assert result.err.splitlines()[-1] == (
-        f"caldrix: the worker process of {endless} ended unexpectedly "
-        "(killed by signal 9); run the command again"
+        f"caldrix: the worker process of {endless} ended unexpectedly (killed by signal 9); try again"
     )
     assert home.caldrix("run", endless, "-p", "hi", "--max-tokens", "3").status == 0
 
