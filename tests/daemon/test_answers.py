@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from caldrix_protocol.messages import (
 )
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.engine import Engine, Request, TokenEvent
+from caldrixd.lanes.lane import Logits
 from caldrixd.models import gate
 from caldrixd.text import template, tokenizer
 from caldrixd.text.detokenize import Detokenizer
@@ -190,6 +192,58 @@ def test_a_step_runs_while_the_one_before_is_told_and_no_further_one(
     assert order[:3] == ["step", "step", "told"]
     ahead = [order[:end].count("step") - order[:end].count("told") for end in range(len(order) + 1)]
     assert max(ahead) == 2
+
+
+def test_a_reply_that_its_stop_text_ends_leaves_the_step_of_another_alone(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = model.tokenizer.decode(PROMPT["generated_ids"][:1]).strip()
+    both, inside, ended = threading.Semaphore(0), threading.Event(), threading.Event()
+    engine, program = model.engine, model.program
+    submit, cancel, step = engine.submit, engine.cancel, engine.step
+    run, advance = program.step, Reply.advance
+    replying: set[int] = set()
+    broken: list[int] = []
+
+    def submitted(request: Request) -> None:
+        submit(request)
+        both.release()
+
+    def together() -> list[TokenEvent]:
+        if not replying:
+            assert all(both.acquire(timeout=SECONDS) for _ in range(2))
+            replying.add(0)
+        events = step()
+        replying.update(event.id for event in events)
+        return events
+
+    def slow(*rows: Any, **how: Any) -> Logits:
+        if 1 in replying:
+            inside.set()
+            assert ended.wait(SECONDS)
+        return run(*rows, **how)
+
+    def told(self: Reply, event: TokenEvent) -> list[Message]:
+        assert event.id == 2 or inside.wait(SECONDS)
+        return advance(self, event)
+
+    def cancelled(id: int, **how: bool) -> None:
+        cancel(id, **how)
+        ended.set()
+
+    monkeypatch.setattr(engine, "submit", submitted)
+    monkeypatch.setattr(engine, "step", together)
+    monkeypatch.setattr(engine, "cancel", cancelled)
+    monkeypatch.setattr(program, "step", slow)
+    monkeypatch.setattr(program, "cancel", lambda: broken.append(1))
+    monkeypatch.setattr(Reply, "advance", told)
+    parent = Parent(model)
+    request = Generate(1, raw=raw(PROMPT["prompt"]), max_tokens=24, stop=(stop,))
+    parent.answers.take(begin(1)._replace(request=encode(request)))
+    parent.answers.take(begin(2))
+    assert parent.final(2).ids == tuple(PROMPT["generated_ids"])
+    assert ended.is_set()
+    assert broken == []
 
 
 def test_a_panic_in_the_prompt_ends_its_reply_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
