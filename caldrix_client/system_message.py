@@ -10,13 +10,16 @@ MAX_FILE = 8 << 20
 def system_message(argument: str, name: str = "--system") -> str:
     """The argument, or after `@` what a file holds, whose last newline does not count; `@@` is one `@`.
 
-    `name` is what it was written after. Raises Refused (usage/system-file, usage/prompt-utf8).
+    `name` is what it was written after. Raises Refused (usage/needs-value, usage/system-file,
+    usage/prompt-utf8).
     """
     if not argument.startswith("@"):
         return argument
     if argument.startswith("@@"):
         return argument[1:]
     path = argument[1:]
+    if not path:
+        raise Refused("usage/needs-value", flag=f"{name} @")
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_FILE + 1)

