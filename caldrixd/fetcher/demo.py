@@ -75,7 +75,8 @@ def fetch(cache: Path, environment: Mapping[str, str], send: Send) -> Path:
             return target
         _remove_leftovers(target)
         _check_space(target)
-        partial = Path(tempfile.mkdtemp(prefix=_partial_prefix(target), dir=target.parent))
+        with _written(target.parent):
+            partial = Path(tempfile.mkdtemp(prefix=_partial_prefix(target), dir=target.parent))
         try:
             _build(partial, target, environment, send)
         finally:
@@ -115,13 +116,20 @@ def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Se
     _sync(target.parent)
 
 
-def _lock_file(target: Path) -> TextIO:
-    """The target's lock file, opened, in a directory that is made. Refused "demo/cache"."""
+@contextmanager
+def _written(directory: Path) -> Iterator[None]:
+    """Refused "demo/cache" where the directory cannot be made or written."""
     try:
+        yield
+    except OSError as error:
+        raise Refused("demo/cache", path=directory, reason=error.strerror or error) from None
+
+
+def _lock_file(target: Path) -> TextIO:
+    """The target's lock file, opened, in a directory that is made."""
+    with _written(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         return open(target.parent / f".{target.name}.lock", "w")
-    except OSError as error:
-        raise Refused("demo/cache", path=target.parent, reason=error.strerror or error) from None
 
 
 @contextmanager

@@ -186,6 +186,16 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert caught.value.fields == {"path": str(models), "reason": "Is a directory"}
 
 
+def test_a_cache_that_holds_no_further_directory_is_refused(tmp_path: Path) -> None:
+    longest = os.pathconf(tmp_path, "PC_PATH_MAX") - 1  # which the file below has
+    room = longest - len(f"{tmp_path}/models/smollm2-135m-instruct/config.json")
+    cache = tmp_path.joinpath(*["d" * 199] * (room // 200), "d" * (room % 200 - 1))
+    with pytest.raises(Refused) as caught:
+        demo.fetch(cache, SEALED, lambda message: None)
+    assert (caught.value.code, caught.value.fields["reason"]) == ("demo/cache", "File name too long")
+    assert visible(cache / "models") == []
+
+
 async def test_a_second_fetch_waits_and_takes_what_the_first_made(tmp_path: Path, demo_model: Path) -> None:
     target = demo.model_directory(tmp_path)
     target.parent.mkdir()
