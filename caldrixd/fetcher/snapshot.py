@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from caldrix_protocol import sizes
@@ -51,20 +52,24 @@ class Job:
     proceed: Callable[[], object]
     offline: str | None = None
 
+    @cached_property
+    def hub(self) -> Hub:
+        """Made when it is needed. Refused "hub/endpoint" and "hub/certificates"."""
+        return Hub(self.endpoint, self.repo, self.model, self.cache, self.patience.seconds)
+
 
 def fetch(job: Job) -> None:
     """Make the model complete. Refused for whatever stands against that, as early as it can be known."""
-    hub = Hub(job.endpoint, job.repo, job.model, job.cache, job.patience.seconds)
     before = look(job.repo, job.cache)
     damaged = None
     if before is not None and before.complete and before.digests and (job.repo.pinned or job.offline):
-        told = Snapshot(job, hub, _listing(before))
+        told = Snapshot(job, _listing(before))
         with told.border():
             damaged = told.compare()
         if damaged is None:
             return
-    listing = _asked(job, hub, damaged)
-    snapshot = Snapshot(job, hub, listing)
+    listing = _asked(job, damaged)
+    snapshot = Snapshot(job, listing)
     with snapshot.border():
         if before is None or not before.complete:
             snapshot.point()
@@ -79,12 +84,12 @@ def _listing(cached: Cached) -> Listing:
     return Listing(cached.directory.name, there)
 
 
-def _asked(job: Job, hub: Hub, damaged: str | None) -> Listing:
+def _asked(job: Job, damaged: str | None) -> Listing:
     """What the hub says. A file that is known to be wrong is not used because nothing better can be had."""
     reason = f"{job.offline} is set"
     try:
         if not job.offline:
-            return hub.listing()
+            return job.hub.listing()
     except Refused as refused:
         if damaged is None:
             raise
@@ -95,9 +100,8 @@ def _asked(job: Job, hub: Hub, damaged: str | None) -> Listing:
 class Snapshot:
     """One commit of the repo, in the cache."""
 
-    def __init__(self, job: Job, hub: Hub, listing: Listing) -> None:
+    def __init__(self, job: Job, listing: Listing) -> None:
         self._job = job
-        self._hub = hub
         self._listing = listing
         self._directory = job.repo.snapshot(job.cache, listing.commit)
         self._blobs = job.repo.storage(job.cache) / "blobs"
@@ -238,7 +242,7 @@ class Snapshot:
         if self._is_right(file):
             return
         self._remove(path)
-        self._hub.download(name, self._listing.commit)
+        self._job.hub.download(name, self._listing.commit)
         for left in self._blobs.glob(f"{file.digest}*.incomplete"):  # of a download that was killed
             left.unlink(missing_ok=True)
         if not self._is_right(file):
@@ -324,7 +328,7 @@ class Snapshot:
             "base_model_name_or_path"
         )
         base = parse_repo(named) if type(named) is str else None
-        if base is not None and {file.digest for file in weights} <= self._hub.digests(base.name):
+        if base is not None and {file.digest for file in weights} <= self._job.hub.digests(base.name):
             raise Refused("hub/adapter", model=self._job.model, base=base.name)
 
     def _check_disk(self, missing: Mapping[str, File]) -> None:
@@ -377,7 +381,9 @@ class Snapshot:
 
             blob, path = self._blobs / file.digest, self._directory / file.name
             with self._lock(file):
-                ours = transfer.fetch(self._hub, file, self._listing.commit, blob, self._job.patience, report)
+                ours = transfer.fetch(
+                    self._job.hub, file, self._listing.commit, blob, self._job.patience, report
+                )
                 _link(blob, path)
             before += file.size
             if ours:
@@ -392,12 +398,12 @@ class Snapshot:
             grown = -1
             while True:
                 try:
-                    stack.enter_context(self._hub.lock(file.digest, self._job.patience.seconds))
+                    stack.enter_context(self._job.hub.lock(file.digest, self._job.patience.seconds))
                     break
                 except TimeoutError:
                     size = sum(map(transfer.size, self._blobs.glob(f"{file.digest}*")))
                     if size <= grown:
-                        path = self._hub.lock_path(file.digest)
+                        path = self._job.hub.lock_path(file.digest)
                         raise Refused("hub/locked", file=file.name, path=path) from None
                     if grown < 0:
                         self._job.send(as_status("status/download-waiting", model=self._job.model))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,21 @@ def test_what_another_program_fetched_of_a_commit_is_compared_without_the_hub(ca
     assert after is not None
     assert (after.complete, after.certain, after.digests) == (True, True, {})
     assert cache.server.requests == []
+
+
+@pytest.mark.parametrize("changes", [{"HF_ENDPOINT": "nowhere"}, {"SSL_CERT_FILE": "/none"}], ids=" ".join)
+def test_what_only_a_hub_needs_is_not_asked_of_who_needs_none(cache: Cache, changes: dict[str, Any]) -> None:
+    cache.fill_by_the_library()
+    model = f"{NAME}@{REPO.commit}"
+    (cache.snapshot(REPO) / "tokenizer.json").rename(cache.root / "aside")
+    last, _ = cache.fetch(model, **changes)
+    assert type(last) is Refusal
+    assert last.code in ("hub/endpoint", "hub/certificates")
+    (cache.root / "aside").rename(cache.snapshot(REPO) / "tokenizer.json")
+    assert cache.fetch(model, **changes)[0] == Done()
+    found = look(Repo(NAME, REPO.commit), cache.root)
+    assert found is not None
+    assert found.certain
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
