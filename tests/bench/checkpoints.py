@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,4 +82,6 @@ def _write(
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in stored:
             tensor.data.tofile(file)
+        # What the system would still be writing would slow what is measured next.
+        os.fsync(file.fileno())
     return target
