@@ -65,6 +65,7 @@ class Likely:
 
 
 def likely(scores: Scores | Logits, temperature: float) -> Likely:
+    """Those of floats[n], n over 0, at a `temperature` over 0."""
     highest = np.float64(scores.max())
     ids = np.flatnonzero(scores >= _rounded_down(highest - temperature * RARE, scores.dtype))
     weights = softmax(scores[ids], temperature)
