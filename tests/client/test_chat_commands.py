@@ -134,6 +134,15 @@ def test_system_is_set_shown_and_taken_away(home: Home) -> None:
     ]
 
 
+def _one_turn_and_out(screen: Screen) -> None:
+    """The chat still answers, and ends with status 0."""
+    screen.press("hi\n")
+    screen.expect("ok\r\n")
+    screen.ready()
+    screen.press("\x04")
+    assert screen.end() == 0
+
+
 def test_ctrl_c_while_the_system_message_is_waited_for_leaves_it_as_it_was(home: Home) -> None:
     os.mkfifo(home.path / "pipe")
     with Peer(home.address, Model("ok")) as peer, Screen(home, "run", "demo", "--system", "S") as screen:
@@ -142,11 +151,7 @@ def test_ctrl_c_while_the_system_message_is_waited_for_leaves_it_as_it_was(home:
         with open(home.path / "pipe", "wb"):  # once the command has opened it
             screen.press("\x03")
             screen.ready()
-        screen.press("hi\n")
-        screen.expect("ok\r\n")
-        screen.ready()
-        screen.press("\x04")
-        assert screen.end() == 0
+        _one_turn_and_out(screen)
     assert conversations(peer) == [[("system", "S"), ("user", "hi")]]
 
 
@@ -260,9 +265,5 @@ def test_commands_at_a_terminal_leave_its_status_0(home: Home) -> None:
             screen.press(f"{line}\n")
             screen.expect(words)
         screen.ready()
-        screen.press("hi\n")
-        screen.expect("ok\r\n")
-        screen.ready()
-        screen.press("\x04")
-        assert screen.end() == 0
+        _one_turn_and_out(screen)
     assert conversations(peer) == [[("user", "hi")]]
