@@ -162,11 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
         drip = faults.take(request, ("drip",))
         stops = sorted({fault.at for fault in (stall, cut, drip) if fault})
         for offset, data in _pieces(file, span, stops):
-            if stall and offset == stall.at:
-                faults.hold()
             if cut and offset == cut.at:
                 self.close_connection = True
                 return
+            if stall and offset == stall.at:
+                faults.hold()
             if altered and offset <= altered.at < offset + len(data):
                 at = altered.at - offset
                 data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
