@@ -29,6 +29,7 @@ from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.lanes.lane import Variant
 from caldrixd.lanes.variant import settle
 from caldrixd.models import fit, gate
+from caldrixd.models.changed import identity
 from caldrixd.models.files import INDEX, weight_files
 from caldrixd.models.resolve import check_directory, resolve
 from caldrixd.plan.plan import Plan
@@ -165,11 +166,11 @@ def inspect(directory: Path, lane: str, variant: Variant, find: Find) -> Found:
         check_directory(directory)
         spec = gate.read_spec(directory)
         try:
-            identity = _identity(directory, weight_files(directory))
+            found = identity(directory, (*SMALL_FILES, *weight_files(directory)))
         except Refused:
             text_files.check_directory(directory)
             raise
-        key = Key(_real_path(directory), identity, lane, variant.isa, variant.kernels)
+        key = Key(_real_path(directory), found, lane, variant.isa, variant.kernels)
         if find(key) is None:
             text_files.check_directory(directory)
     except OSError as error:
@@ -185,13 +186,6 @@ def _real_path(directory: Path) -> str:
     except UnicodeEncodeError:
         raise OSError(errno.EILSEQ, "its path is not valid UTF-8", path) from None
     return path
-
-
-def _identity(directory: Path, weights: tuple[str, ...]) -> tuple[tuple[str, int, int, int], ...]:
-    """Name, inode, size and change time of every file that a loaded model depends on."""
-    names = [*SMALL_FILES, *weights]
-    found = [(name, (directory / name).stat()) for name in names if (directory / name).exists()]
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def context_length(wanted: int | None, spec: ModelSpec) -> int:

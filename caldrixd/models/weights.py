@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.json_file import open_regular, reason_of
+from caldrixd.models.changed import Identity, changed, identity
 from caldrixd.models.files import weight_files
 from caldrixd.models.header import Entry, read_header
 from caldrixd.plan.plan import Plan, Tensor
@@ -84,6 +85,8 @@ class Checkpoint:
     tensors: Tensors
     entries: Mapping[str, Entry]
     size: int
+    directory: Path
+    files: Identity
 
     def check(
         self, plan: Plan, ignored: Sequence[str] = (), *, architecture: str = "this architecture"
@@ -95,6 +98,11 @@ class Checkpoint:
         """
         check(self.entries, plan, ignored, architecture=architecture)
 
+    def check_unchanged(self) -> None:
+        """What was read of the tensors is one state of their files. Refused "weights/...", as in `lost`."""
+        if changed(self.directory, self.files) is not None:
+            raise lost(self.directory, self.files)
+
 
 def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_STACKED) -> Checkpoint:
     """Read every header and map every file. Refused "weights/..." and what `weight_files` refuses.
@@ -104,7 +112,8 @@ def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_
     """
     places: dict[str, _Place] = {}
     stands: dict[str, str] = {}
-    for file in weight_files(directory):
+    files = _identity(directory)
+    for file, *_ in files:
         start, entries, mapped = _open(directory / file)
         for tensor, entry in entries.items():
             for name, part in _matrices(tensor, entry, stacked).items():
@@ -112,7 +121,29 @@ def open_checkpoint(directory: Path, stacked: Mapping[str, Sequence[str]] = NOT_
                 places[name] = _Place(file, mapped, start, part)
         _check_count(places, file)
     size = sum(place.entry.end - place.entry.begin for place in places.values())
-    return Checkpoint(Tensors(places), {name: place.entry for name, place in places.items()}, size)
+    entries = {name: place.entry for name, place in places.items()}
+    return Checkpoint(Tensors(places), entries, size, directory, files)
+
+
+def _identity(directory: Path) -> Identity:
+    names = weight_files(directory)
+    try:
+        return identity(directory, names)
+    except OSError as error:
+        raise Refused("model/not-readable", path=directory, reason=reason_of(error)) from None
+
+
+def lost(directory: Path, before: Identity) -> Refused:
+    """Why mapped weights could not be read to their end, or not as one state of their files.
+
+    `before` is what the model's files were. A file that is none any more is refused as `read_entries` does.
+    """
+    try:
+        read_entries(directory)
+    except Refused as refused:
+        return refused
+    name = changed(directory, before)
+    return Refused("weights/disk", path=directory) if name is None else Refused("weights/changed", file=name)
 
 
 def check(

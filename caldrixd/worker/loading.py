@@ -67,6 +67,7 @@ def load(wanted: Load, environment: Mapping[str, str], report: Report) -> Model:
             variant=Variant(wanted.isa, wanted.kernels),
             environment=environment,
         )
+    checkpoint.check_unchanged()
     cache_bytes = min(fit.available_memory() // 4, MOST_CACHE_BYTES)
     return Model(spec, words.result(), turns, program, Engine(program, cache_bytes=cache_bytes))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+from anyio import to_thread
 
 from caldrix_protocol import limits
 from caldrix_protocol.codec import BadFrame, decode, encode
@@ -35,6 +36,8 @@ from caldrix_protocol.messages import (
 )
 from caldrix_protocol.refusals import Refused
 from caldrixd.channel import Channel
+from caldrixd.models import weights
+from caldrixd.models.changed import Identity
 
 EXIT_SECONDS = 2.0
 # An array as long as a vocabulary stays with the process (mallopt(3) of glibc): given back to the system with
@@ -61,7 +64,7 @@ class Key:
     """
 
     directory: str
-    identity: tuple[tuple[str, int, int, int], ...]
+    identity: Identity
     lane: str
     isa: str = "native"
     kernels: str = "auto"
@@ -152,7 +155,7 @@ class Worker:
             self._channel.close()
             status = await _reap(process)
             logging.info("worker %d ended: %s", self.pid, _describe(status))
-            self._end(self.refused or self._death(status, kills))
+            self._end(self.refused or await self._death(status, kills))
 
     async def _start(self) -> tuple[anyio.abc.Process, socket.socket]:
         """The process and our end of its socket. OSError."""
@@ -283,7 +286,10 @@ class Worker:
         self.settled.set()
         self.ended.set()
 
-    def _death(self, status: int, kills_before: int) -> Refused:
+    async def _death(self, status: int, kills_before: int) -> Refused:
+        if status == -signal.SIGBUS and self.ready is None:
+            with anyio.CancelScope(shield=True):
+                return await to_thread.run_sync(weights.lost, Path(self.key.directory), self.key.identity)
         if status == -signal.SIGKILL and _memory_kills() > kills_before:
             return Refused("worker/out-of-memory", model=self.name)
         memory = limits.in_force(*limits.MEMORY)

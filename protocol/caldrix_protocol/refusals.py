@@ -480,6 +480,12 @@ _TABLE: tuple[Row, ...] = (
         RUN,
         "{file} is truncated: its header describes {expected} bytes, the file has {size}; download it again",
     ),
+    Row("weights/changed", RUN, "{file} was changed while it was read; run the command again"),
+    Row(
+        "weights/disk",
+        RUN,
+        "the disk did not give all of the weights in {path}; the system's log (dmesg) may say why",
+    ),
     Row("weights/missing-tensor", RUN, "the checkpoint lacks the tensor {name}"),
     Row(
         "weights/unknown-tensor",
