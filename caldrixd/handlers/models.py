@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from caldrix_protocol.messages import Done, Known, Message, Models, Removal, Rem
 from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import demo
 from caldrixd.handlers.context import Client, Services
-from caldrixd.models import aliases, hub
+from caldrixd.models import aliases, hub, removal
 from caldrixd.models.resolve import ResolvedModel, parse_repo, resolve
 
 DEMO_LICENCE = "Apache-2.0"
@@ -37,6 +36,7 @@ async def remove(request: Remove, client: Client, services: Services) -> Message
     if resolved.directory is not None:
         raise Refused("model/own-directory", path=resolved.directory)
     path = _storage(resolved, environment)
+    await to_thread.run_sync(removal.finish, path.parent)
     if not await to_thread.run_sync(_is_own, path):
         raise Refused("model/not-cached", model=request.model, path=path.parent)
     if resolved.repo is not None and services.fetches.busy(path):
@@ -47,7 +47,7 @@ async def remove(request: Remove, client: Client, services: Services) -> Message
             raise Refused("model/in-use", model=request.model, name=worker.name)
     client.send(Removal(str(path), await to_thread.run_sync(size_of, path)))
     if request.really:
-        await to_thread.run_sync(_remove, path)
+        await to_thread.run_sync(removal.remove, path)
     return Done()
 
 
@@ -60,14 +60,6 @@ def _storage(resolved: ResolvedModel, environment: Mapping[str, str]) -> Path:
 def _is_own(path: Path) -> bool:
     """Whether it is a directory in its cache, and no link to one elsewhere."""
     return path.is_dir() and not path.is_symlink()
-
-
-def _remove(path: Path) -> None:
-    """Links in it are removed, not followed."""
-    try:
-        shutil.rmtree(path)
-    except OSError as error:
-        raise Refused("model/not-removed", path=error.filename or path, reason=error.strerror) from None
 
 
 def _all(environment: Mapping[str, str]) -> list[Known]:

@@ -270,6 +270,17 @@ def test_rm_asks_and_removes_nothing_but_the_repo(shared: Home, tmp_path: Path) 
         assert (again.status, "is not in the cache" in again.err) == (1, True)
 
 
+def test_what_a_killed_removal_left_is_removed_by_the_next(shared: Home, tmp_path: Path) -> None:
+    left = tmp_path / "hf/hub/.caldrix-removed-0123456789abcdef/blobs"
+    left.mkdir(parents=True)
+    (left / "weights").write_bytes(WEIGHTS)
+    listed = shared.caldrix("models", "list", HF_HOME=str(tmp_path / "hf"))
+    assert "removed" not in listed.out
+    result = shared.caldrix("models", "rm", NAME, "--yes", HF_HOME=str(tmp_path / "hf"))
+    assert (result.status, "is not in the cache" in result.err) == (1, True)
+    assert list((tmp_path / "hf/hub").iterdir()) == []
+
+
 def test_a_link_in_the_cache_is_not_followed(shared: Home, tmp_path: Path) -> None:
     outside = tmp_path / "precious"
     outside.mkdir()
