@@ -133,7 +133,7 @@ arrays = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(table=st.dictionaries(names.filter(lambda name: name != "__metadata__"), arrays, max_size=6))
 def test_what_the_library_writes_is_read_alike(
     tmp_path_factory: pytest.TempPathFactory, table: dict[str, tuple[type, list[int]]]
@@ -154,7 +154,7 @@ def test_what_the_library_writes_is_read_alike(
         assert not tensor.data.flags.writeable
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(position=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 8))
 def test_a_changed_byte_is_refused_or_read_as_the_library_reads_it(
     tmp_path_factory: pytest.TempPathFactory, position: int, value: int, cut: int

@@ -63,13 +63,13 @@ def test_special_tokens_and_unknown_ids_are_silent(decoder: Tokenizer) -> None:
     assert "".join(stream(decoder, mixed)) == decoder.decode(mixed) == decoder.decode(ids)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(ids=st.lists(st.integers(0, 280), max_size=3 * WINDOW))
 def test_random_ids_stream_to_their_decoding(decoder: Tokenizer, ids: list[int]) -> None:
     assert "".join(stream(decoder, ids)) == decoder.decode(ids)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(text=st.text(max_size=60))
 def test_random_texts_stream_to_themselves(byte_level: Tokenizer, text: str) -> None:
     ids = byte_level.encode(text, add_special=False)
@@ -184,7 +184,7 @@ def test_nothing_comes_after_a_stop_text() -> None:
     assert [stops.add("ab"), stops.add("c"), stops.finish()] == ["a", "", ""]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     pieces=st.lists(st.text("ab", max_size=4), max_size=8),
     texts=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
