@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import hub
-from tests.support.cli import IMPORTS, Home
-from tests.support.hub_cli import NAME, WEIGHTS, below, model, pull, refused
+from tests.support.cli import IMPORTS, Home, finish
+from tests.support.hub_cli import NAME, WEIGHTS, below, model, pull, refused, start
 
 FILE = "model.safetensors"
 FITS = 150_000  # bytes of the weights
@@ -82,9 +82,12 @@ def fill(directory: Path) -> None:
 def test_a_small_disk(shared: Home, tmp_path: Path, small_disk: Path, name: str) -> None:
     """A real one, filled by somebody else while a small file or the weights come."""
     with hub.serve({NAME: model()}) as server:
-        server.after(name, lambda: fill(small_disk))
-        server.fail("cut", name, at=20_000, times=1)
-        refused(pull(shared, small_disk, server), " 0 MB are free")
+        server.fail("stall", name, at=20_000, times=1)
+        client = start(shared, small_disk, server, "pull", NAME)
+        server.wait(lambda: server.sent(name) == 20_000)
+        fill(small_disk)
+        server.release()
+        refused(finish(client), " 0 MB are free")
         refused(pull(shared, small_disk, server), " 0 MB are free")
         (small_disk / "filled").unlink()
         assert pull(shared, small_disk, server).status == 0

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,22 +35,34 @@ from tests.support.hub_cli import (
 FILE = "model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def hasty(request: pytest.FixtureRequest) -> Iterator[Home]:
-    """A home whose daemon waits for a silent host half a second, and not half a minute."""
+@contextmanager
+def waiting(request: pytest.FixtureRequest, seconds: float) -> Iterator[Home]:
+    """A home whose daemon waits so long for a silent host."""
     cache = kernel_cache(request.config)
-    with (
-        new_home(cache) as home,
-        running_daemon(daemon.Home(home.path, home.cache), changes={"fetch_seconds": 0.5}),
-    ):
+    changes = {"fetch_seconds": seconds}
+    with new_home(cache) as home, running_daemon(daemon.Home(home.path, home.cache), changes=changes):
         yield home
 
 
-def test_sixteen_clients_make_one_download(home: Home, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def hasty(request: pytest.FixtureRequest) -> Iterator[Home]:
+    """For hosts that answer at once, wrongly: the pauses between attempts are shorter than the usual ones."""
+    with waiting(request, 10.0) as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def patient(request: pytest.FixtureRequest) -> Iterator[Home]:
+    """For hosts that are held until something else has come about, however long that takes."""
+    with waiting(request, 600.0) as home:
+        yield home
+
+
+def test_sixteen_clients_make_one_download(patient: Home, tmp_path: Path) -> None:
     """The first weights are held until every client has said that it waits for them."""
     with hub.serve({NAME: model()}) as server:
         server.fail("stall", FILE, at=len(WEIGHTS) // 2, times=1)
-        clients = [start(home, tmp_path, server, "run", NAME, *ONE_TOKEN) for _ in range(16)]
+        clients = [start(patient, tmp_path, server, "run", NAME, *ONE_TOKEN) for _ in range(16)]
         server.wait(lambda: server.sent(FILE) >= len(WEIGHTS) // 2)
         for client in clients:
             assert client.stderr is not None
@@ -64,12 +77,12 @@ def test_sixteen_clients_make_one_download(home: Home, tmp_path: Path) -> None:
     assert [get for get in gets if gets.count(get) > 1] == []
 
 
-def test_a_client_that_leaves_does_not_end_the_download_of_another(hasty: Home, tmp_path: Path) -> None:
+def test_a_client_that_leaves_does_not_end_the_download_of_another(patient: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("stall", FILE, at=1000, times=1)
-        first = start(hasty, tmp_path, server, "pull", NAME)
+        first = start(patient, tmp_path, server, "pull", NAME)
         server.wait(lambda: server.sent(FILE) >= 1000)
-        second = start(hasty, tmp_path, server, "pull", NAME)
+        second = start(patient, tmp_path, server, "pull", NAME)
         assert second.stderr is not None
         while b"downloading" not in (line := second.stderr.readline()):
             assert line
@@ -87,7 +100,7 @@ def test_an_interrupted_download_resumes_inside_the_file(home: Home, tmp_path: P
         server.fail("cut", FILE, at=there, times=1)
         server.fail("stall", FILE, at=there, times=2)
         first = start(home, tmp_path, server, "pull", NAME)
-        server.wait(lambda: f"bytes={there}-" in [request.range for request in server.requests])
+        server.wait(lambda: ("cdn", f"bytes={there}-") in [(r.host, r.range) for r in server.requests])
         first.send_signal(signal.SIGINT)
         assert finish(first).status == 130
         listed = finish(start(home, tmp_path, server, "models", "list"))
@@ -170,9 +183,6 @@ def test_200_megabytes_go_on_after_the_fetcher_and_the_daemon_were_killed(
         ("status", "hub", 500, (FILE, "500")),
         ("status", "cdn", 403, (NAME, "403")),
         ("status", "hub", 403, (NAME, "403")),
-        ("silent", "cdn", 0, (FILE, "did not answer within 0.5 s")),
-        ("stall", "cdn", 1000, (FILE, "stalled at 1000 of 240288 bytes")),
-        ("drip", "cdn", 1000, (FILE, "stalled at", "127.0.0.2", "sent less than 1024 bytes a second")),
     ],
 )
 def test_weights_that_come_wrong_are_refused_and_not_kept(
@@ -190,21 +200,13 @@ def test_weights_that_come_wrong_are_refused_and_not_kept(
 
 @pytest.mark.parametrize(
     ("action", "at"),
-    [("login", 0), ("loop", 0), ("status", 500), ("bomb", 1 << 30), ("status", 429), ("drip", 0)],
+    [("login", 0), ("loop", 0), ("status", 500), ("bomb", 1 << 30), ("status", 429)],
 )
 def test_a_hub_that_is_not_well(hasty: Home, tmp_path: Path, action: str, at: int) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail(action, "info", at=at)
         server.fail(action, "tree", at=at)
         refused(pull(hasty, tmp_path, server), NAME)
-        server.heal()
-        assert pull(hasty, tmp_path, server).status == 0
-
-
-def test_a_small_file_that_drips_is_given_up(hasty: Home, tmp_path: Path) -> None:
-    with hub.serve({NAME: model()}) as server:
-        server.fail("drip", "config.json", at=10)
-        refused(pull(hasty, tmp_path, server), NAME, "sent less than 1024 bytes a second for 1 s")
         server.heal()
         assert pull(hasty, tmp_path, server).status == 0
 
@@ -234,7 +236,7 @@ def test_main_moves_while_it_is_fetched(hasty: Home, tmp_path: Path) -> None:
     """All files are of the commit that main was at the beginning."""
     moved = model({"config.json": {"architectures": ["Other"]}, "tokenizer.json": b"{}"})
     with hub.serve({NAME: model()}) as server:
-        server.after("config.json", lambda: server.move(NAME, moved))
+        server.upon("config.json", lambda: server.move(NAME, moved))
         assert pull(hasty, tmp_path, server).status == 0
     (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
     assert snapshot.name == model().commit
@@ -248,16 +250,16 @@ def test_a_file_that_the_hub_lists_and_has_not(hasty: Home, tmp_path: Path) -> N
         assert pull(hasty, tmp_path, server).status == 0
 
 
-def test_a_file_that_vanishes_leaves_an_incomplete_snapshot(hasty: Home, tmp_path: Path) -> None:
+def test_a_file_that_vanishes_leaves_an_incomplete_snapshot(patient: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("stall", FILE, at=1000, times=1)
-        client = start(hasty, tmp_path, server, "pull", NAME)
+        client = start(patient, tmp_path, server, "pull", NAME)
         server.wait(lambda: server.sent(FILE) == 1000)
         (snapshot,) = (tmp_path / "hf/hub/models--tiny--llama/snapshots").iterdir()
         (snapshot / "tokenizer.json").unlink()
         server.release()
         refused(finish(client), f"the download left an incomplete snapshot at {snapshot}", "tokenizer.json")
-        assert pull(hasty, tmp_path, server).status == 0
+        assert pull(patient, tmp_path, server).status == 0
     assert server.sent(FILE) == len(WEIGHTS)
 
 
@@ -280,18 +282,20 @@ def test_a_terminal_shows_a_bar_with_the_rate_and_the_time_left(hasty: Home, tmp
             assert first.startswith(f"caldrix: {NAME}: downloading ")
             assert f"{FILE} 240 kB" in first
             screen.expect("caldrix: downloaded tokenizer.json (21.3 kB)")
+            screen.expect("download: [################....] 83 %")
             shown = screen.expect(" left")
-            bar = r"download: \[#{16}\.{4}\] 83 % of 240 kB, [\d.]+ .?B/s, \d+ s left$"
-            assert re.search(bar, shown), shown
+            assert re.search(r" of 240 kB, [\d.]+ .?B/s, \d+ s left$", shown), shown
             screen.press("\x03")
             assert screen.end() == 130
 
 
-def test_what_is_being_downloaded_is_not_removed(hasty: Home, tmp_path: Path) -> None:
+def test_what_is_being_downloaded_is_not_removed(patient: Home, tmp_path: Path) -> None:
     with hub.serve({NAME: model()}) as server:
         server.fail("stall", FILE, at=1000, times=1)
-        client = start(hasty, tmp_path, server, "pull", NAME)
+        client = start(patient, tmp_path, server, "pull", NAME)
         server.wait(lambda: server.sent(FILE) == 1000)
-        refused(finish(start(hasty, tmp_path, server, "models", "rm", NAME, "--yes")), "is being downloaded")
+        refused(
+            finish(start(patient, tmp_path, server, "models", "rm", NAME, "--yes")), "is being downloaded"
+        )
         server.release()
         assert finish(client).status == 0

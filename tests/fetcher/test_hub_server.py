@@ -300,7 +300,7 @@ def test_main_moves_between_two_requests(server: hub.Server) -> None:
     url = f"{server.endpoint}/{NAME}/resolve/main/small"
     before = get(url)[1]["x-repo-commit"]
     new = hub.repo({"small": b"new"})
-    server.after("info", lambda: server.move(NAME, new))
+    server.upon("info", lambda: server.move(NAME, new))
     assert json.loads(get(f"{server.endpoint}/api/models/{NAME}")[2])["sha"] == before
     assert get(url)[1]["x-repo-commit"] == new.commit
     assert get(url.replace("main", before))[2] == b"0123456789"

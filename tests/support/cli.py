@@ -25,7 +25,7 @@ from caldrix_protocol.address import Address, find_address
 ROOT = Path(__file__).parents[2]
 IMPORTS = os.pathsep.join(str(ROOT / part) for part in ("protocol", "kernels", "."))
 COMMAND = (sys.executable, "-m", "caldrix_client")
-SECONDS = 60  # a test that waits longer for anything has failed
+SECONDS = 300  # a test that waits longer for anything has failed
 
 
 class Result(NamedTuple):

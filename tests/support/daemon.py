@@ -40,7 +40,7 @@ from caldrix_protocol.messages import (
 )
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60.0  # a bound for what would otherwise hang; nothing is expected to take long
+SECONDS = 300.0  # a bound for what would otherwise hang; nothing is expected to take long
 
 # Runs the daemon with other values in its Config than the command line can give.
 _WITH_CHANGES = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
 import sys
 import zlib
@@ -68,12 +69,13 @@ class _Handler(BaseHTTPRequestHandler):
         host.shared.asked(request)
         fault = host.shared.take(request, WHOLE)
         if fault and fault.action == "silent":
-            host.shared.hold()
+            self._hold(request)
             fault = None
         if fault and fault.action == "endless":
-            self._send_without_end()
-        self._send(request, self._faulty(request, fault) if fault else host.shared.reply(request))
-        host.shared.answered(request)
+            self._send_without_end(request)
+        reply = self._faulty(request, fault) if fault else host.shared.reply(request)
+        host.shared.made(request)
+        self._send(request, reply)
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -139,11 +141,18 @@ class _Handler(BaseHTTPRequestHandler):
         if request.method == "GET":
             self._body(request, file, span)
 
-    def _send_without_end(self) -> NoReturn:
+    def _hold(self, request: Request) -> None:
+        """Until the test releases it. What a client that has left would get is not counted."""
+        request.released.wait()
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        if readable and not self.connection.recv(1, socket.MSG_PEEK):
+            raise BrokenPipeError
+
+    def _send_without_end(self, request: Request) -> NoReturn:
         """Until the client leaves, which is an OSError here."""
         self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
         while True:
-            self.server.shared.hold(_DRIP_SECONDS)
+            request.released.wait(_DRIP_SECONDS)
             self.wfile.write(b"x")
 
     def _head(self, request: Request, status: int, headers: dict[str, str]) -> None:
@@ -166,16 +175,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             if stall and offset == stall.at:
-                faults.hold()
+                self._hold(request)
             if altered and offset <= altered.at < offset + len(data):
                 at = altered.at - offset
                 data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
             dripping = drip is not None and offset >= drip.at
             for piece in _bytes(data) if dripping else (data,):
                 if dripping:
-                    faults.hold(_DRIP_SECONDS)
-                self.wfile.write(piece)
+                    request.released.wait(_DRIP_SECONDS)
                 faults.progress(request, len(piece))
+                self.wfile.write(piece)
 
 
 def _span(asked: str | None, size: int) -> range | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.support.hub_repo import Repo
 from tests.support.hub_routes import Reply, cdn_reply, hub_reply
 
-SECONDS = 60  # a test that waits longer for anything has failed
+SECONDS = 300  # a test that waits longer for anything has failed
 
 # The hosts differ in their names, as real ones do: the library takes ports of one name for one host.
 ADDRESSES = {"hub": "127.0.0.1", "cdn": "127.0.0.2", "stranger": "127.0.0.3"}
@@ -35,7 +35,8 @@ BODY = ("cut", "stall", "drip", "no-range", "416", "short", "long", "altered")
 class Request:
     """One request, to a host or to a proxy on the way there.
 
-    `status` and `sent`, the bytes of the body written so far, change while it is answered.
+    `status` and `sent`, the bytes of the body given out so far, change while it is answered: they are what
+    they will be before the client can have the answer. `released` ends what holds the reply.
     """
 
     host: str
@@ -46,6 +47,7 @@ class Request:
     via: str = ""  # the host that was used as a proxy
     status: int = 0
     sent: int = 0
+    released: threading.Event = field(default_factory=threading.Event)
 
     @property
     def range(self) -> str | None:
@@ -110,7 +112,7 @@ class Server:
         return list(dict.fromkeys(name for name in names if name not in ("", "info", "tree")))
 
     def sent(self, what: str) -> int:
-        """The bytes of a file's contents sent, over all requests."""
+        """The bytes of a file's contents given out, over all requests. They may be on their way still."""
         return sum(request.sent for request in self.requests if request.what == what and request.status < 300)
 
     def fail(
@@ -149,9 +151,9 @@ class Server:
         self.release()
 
     def release(self) -> None:
-        """Let all replies that are held go on, and hold those that come later."""
-        self._released.set()
+        """Let the replies to all requests that have come go on, also where none is held yet."""
         with self.changed:
+            self._released.set()
             self._released = threading.Event()
 
     def move(self, name: str, to: Repo) -> None:
@@ -159,8 +161,8 @@ class Server:
         with self.changed:
             self.repos[name] |= {"main": to, to.commit: to}
 
-    def after(self, what: str, call: Callable[[], None]) -> None:
-        """Call once, when the next request for `what` has been answered."""
+    def upon(self, what: str, call: Callable[[], None]) -> None:
+        """Call once, when the next request for `what` has come: its answer is made, and not sent yet."""
         with self.changed:
             self._calls.append((what, call))
 
@@ -178,6 +180,7 @@ class Server:
 
     def asked(self, request: Request) -> None:
         with self.changed:
+            request.released = self._released
             self.requests.append(request)
             self.changed.notify_all()
 
@@ -186,7 +189,7 @@ class Server:
             request.sent += sent
             self.changed.notify_all()
 
-    def answered(self, request: Request) -> None:
+    def made(self, request: Request) -> None:
         with self.changed:
             due = [entry for entry in self._calls if entry[0] == request.what][:1]
             for entry in due:
@@ -203,12 +206,6 @@ class Server:
                         fault.left -= 1
                     return fault
         return None
-
-    def hold(self, seconds: float | None = None) -> None:
-        """Until the test releases what is held, or for some seconds."""
-        with self.changed:
-            released = self._released
-        released.wait(seconds)
 
     def reply(self, request: Request) -> Reply:
         """What a host answers when nothing goes wrong."""
