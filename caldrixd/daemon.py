@@ -165,10 +165,14 @@ async def _watch_signals(shutdown: Shutdown, *, task_status: anyio.abc.TaskStatu
 
 
 async def _watch_doorway(config: Config, doorway: Doorway, shutdown: Shutdown) -> None:
-    """End when the socket's file is not ours any more: nobody could reach this daemon."""
+    """End when the socket's file is not ours any more: nobody could reach this daemon.
+
+    One that ends already has removed it itself, and its running replies are not to be hurried by that.
+    """
     while doorway.intact():
         await anyio.sleep(config.socket_check_seconds)
-    shutdown.ask(f"{doorway.path} was removed or replaced", status=1)
+    if not shutdown.asked.is_set():
+        shutdown.ask(f"{doorway.path} was removed or replaced", status=1)
 
 
 async def _feed_watchdog(config: Config) -> None:

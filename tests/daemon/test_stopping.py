@@ -26,8 +26,10 @@ def test_sigterm_leaves_the_lock_file_and_no_socket(daemon: Daemon) -> None:
 
 
 def test_a_running_reply_is_finished(home: Home, talkative: Path) -> None:
+    """Also where it outlasts the next look at the socket, which is gone then."""
     prompt = reference("tiny-llama")["prompts"][0]
-    with running_daemon(home, changes={"drain_seconds": 600.0}) as daemon, daemon.caller() as caller:
+    changes = {"drain_seconds": 600.0, "socket_check_seconds": 0.001}
+    with running_daemon(home, changes=changes) as daemon, daemon.caller() as caller:
         opened = caller.open(talkative)
         caller.send(ask_raw(opened.handle, prompt["prompt"], 1500))
         first = caller.until(Delta)
