@@ -8,7 +8,7 @@ from caldrix_client.channel import Channel, exchange
 from caldrix_client.conversation import Conversation, Packed, pack_raw
 from caldrix_client.events import show
 from caldrix_client.interrupts import Interrupts
-from caldrix_client.parse import Run
+from caldrix_client.parse import Run, is_bounded
 from caldrix_client.sampling import Sampling
 from caldrix_client.terminal import Terminal
 from caldrix_client.thinking import Thinking, said, thought
@@ -69,7 +69,7 @@ class Speaker(NamedTuple):
     @property
     def _at_max_context(self) -> bool:
         """Whether --max-context is what the context would have to be larger than."""
-        return self.command.bounded and self.opened.ctx == self.command.max_context
+        return is_bounded(self.command) and self.opened.ctx == self.command.max_context
 
     def require_system(self) -> None:
         """Raise Refused where no system message is sent (usage/system-raw, notice/no-system)."""

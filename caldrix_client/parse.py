@@ -12,6 +12,7 @@ from caldrix_protocol.options import HELP_FLAGS
 from caldrix_protocol.refusals import Refused
 
 DEFAULT_CTX = 2048
+DEFAULT_BATCH = 8
 SHELLS = ("bash", "zsh", "fish")
 ACTIONS = ("list", "plan", "rm", "pin")  # of `caldrix models`
 # What a command is called elsewhere -> what it is here.
@@ -66,11 +67,6 @@ class Run(NamedTuple):
         """The knobs of sampling at the start of the run."""
         return Sampling(*[getattr(self, name) for name in Sampling._fields])
 
-    @property
-    def bounded(self) -> bool:
-        """Whether --max-context leaves less than --ctx, or the daemon's default, would have been."""
-        return self.max_context is not None and self.max_context < (self.ctx or DEFAULT_CTX)
-
 
 class Pull(NamedTuple):
     """`caldrix pull`; the fields are the keys of its options."""
@@ -88,6 +84,10 @@ class Models(NamedTuple):
     ctx: int | None = None
     backend: str = "auto"
     threads: int | None = None
+    cpu_isa: str | None = None
+    cpu_kernels: str | None = None
+    max_batch: int | None = None
+    max_context: int | None = None
     dtype: str = "f32"
     yes: bool = False
 
@@ -124,6 +124,36 @@ class Help(NamedTuple):
 
 
 Command = Run | Pull | Models | Ps | Stop | Doctor | Completion | Version | Help
+
+
+def load_fields(command: Run | Models) -> dict[str, Any]:
+    """The fields that Open and Plan have in common, but for the model and the environment."""
+    return {
+        "backend": command.backend,
+        "ctx": command.max_context if is_bounded(command) else command.ctx,
+        "dtype": command.dtype,
+        "threads": command.threads or 0,
+        "max_batch": command.max_batch or DEFAULT_BATCH,
+        "cpu_isa": command.cpu_isa or "native",
+        "cpu_kernels": command.cpu_kernels or "auto",
+    }
+
+
+def raise_unless_bounded(refused: Refused, command: Run | Models) -> None:
+    """Raise what refused a load, unless that was a bound of --max-context, which asks for no context.
+
+    A model made for less than the bound has the context of its own then.
+    """
+    if refused.code != "run/ctx-too-long" or not is_bounded(command):
+        raise refused
+    if command.ctx is not None:
+        raise Refused(refused.code, **refused.fields | {"ctx": command.ctx})
+
+
+def is_bounded(command: Run | Models) -> bool:
+    """Whether --max-context leaves less than --ctx, or the daemon's default, would have been."""
+    return command.max_context is not None and command.max_context < (command.ctx or DEFAULT_CTX)
+
 
 _BARE: dict[str, Command] = {
     "ps": Ps(),
@@ -252,6 +282,7 @@ def _of_one_model(
         raise Refused("usage/model-needed", command=command)
     if len(models) > 1:
         raise Refused("usage/extra-argument", command=command, argument=models[1])
+    options.check_together(values)
     return make(models[0], **values)
 
 

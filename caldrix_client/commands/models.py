@@ -12,6 +12,7 @@ from caldrix_client.environment import for_request, model_argument
 from caldrix_client.events import show
 from caldrix_client.interrupts import Interrupts
 from caldrix_client.parse import Models as Command
+from caldrix_client.parse import load_fields, raise_unless_bounded
 from caldrix_client.terminal import safe
 from caldrix_protocol.messages import Known, Message, Models, Pin, Plan, Removal, Remove, Verdict
 from caldrix_protocol.refusals import Refused, sentence
@@ -74,14 +75,16 @@ def _pin(command: Command, context: Context) -> None:
 
 
 def _plan(command: Command, context: Context) -> None:
-    request = Plan(
-        model_argument(command.model),
-        for_request(context.environment),
-        backend=command.backend,
-        ctx=command.ctx,
-        dtype=command.dtype,
-        threads=command.threads or 0,
-    )
+    model, environment = model_argument(command.model), for_request(context.environment)
+    request = Plan(model, environment, **load_fields(command))
+    try:
+        _show_verdict(request, context)
+    except Refused as refused:
+        raise_unless_bounded(refused, command)
+        _show_verdict(request._replace(ctx=None), context)
+
+
+def _show_verdict(request: Plan, context: Context) -> None:
     for event in _ask(request, context):
         if type(event) is Verdict:
             context.terminal.result(table(_figures(event)))
@@ -95,6 +98,7 @@ def _figures(verdict: Verdict) -> list[tuple[str, ...]]:
         ("verdict", fits, f"on the {verdict.lane} lane"),
         ("context", f"{verdict.ctx} tokens", longest),
         ("memory", size(verdict.needed), f"{size(verdict.free)} are free"),
+        ("  at once", size(verdict.together), _conversations(verdict.max_batch)),
         ("  weights", size(verdict.weights), "as the lane holds them"),
         ("  state", size(verdict.state), "of a full context"),
         ("  buffers", size(verdict.activations), "of a step"),
@@ -103,6 +107,10 @@ def _figures(verdict: Verdict) -> list[tuple[str, ...]]:
         ("  process", size(verdict.process), "of a worker without a model, and its encoder"),
         ("disk", size(verdict.disk), f"to come; {size(verdict.free_disk)} are free"),
     ]
+
+
+def _conversations(count: int) -> str:
+    return f"for {count} conversation{'' if count == 1 else 's, each with a full context'}"
 
 
 def _remove(command: Command, context: Context) -> None:

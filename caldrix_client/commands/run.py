@@ -13,7 +13,7 @@ from caldrix_client.conversation import Conversation
 from caldrix_client.environment import for_request, model_argument
 from caldrix_client.events import show
 from caldrix_client.interrupts import Interrupts, heed
-from caldrix_client.parse import Run
+from caldrix_client.parse import Run, load_fields, raise_unless_bounded
 from caldrix_client.terminal import Terminal
 from caldrix_protocol.address import state_directory
 from caldrix_protocol.messages import Open, Opened
@@ -32,13 +32,7 @@ def execute(command: Run, context: Context) -> int:
     request = Open(
         model_argument(command.model),
         for_request(context.environment),
-        backend=command.backend,
-        ctx=command.max_context if command.bounded else command.ctx,
-        dtype=command.dtype,
-        threads=command.threads or 0,
-        max_batch=command.max_batch or 8,
-        cpu_isa=command.cpu_isa or "native",
-        cpu_kernels=command.cpu_kernels or "auto",
+        **load_fields(command),
     )
     system = None if command.system is None else _system(command.system)
     prompt = _prompt(command, context.terminal)
@@ -95,14 +89,11 @@ def _prompt(command: Run, terminal: Terminal) -> str | None:
 
 
 def _open_bounded(channel: Channel, request: Open, command: Run, terminal: Terminal) -> Opened:
-    """Open with a context within --max-context, which asks for none: a model made for less has its own."""
+    """Open with a context within --max-context."""
     try:
         return _open(channel, request, terminal)
     except Refused as refused:
-        if refused.code != "run/ctx-too-long" or not command.bounded:
-            raise
-        if command.ctx is not None:
-            raise Refused(refused.code, **refused.fields | {"ctx": command.ctx}) from None
+        raise_unless_bounded(refused, command)
     return _open(channel, request._replace(ctx=None), terminal)
 
 

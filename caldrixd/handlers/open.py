@@ -89,8 +89,9 @@ async def load(request: Open, client: Client, services: Services) -> Opening:
     """
     started = time.monotonic()
     resolved = await _in_thread(resolve, request.model)
-    lane = await _in_thread(choose.choose, request.backend, services.config.environment)
-    variant = await _in_thread(_variant, lane, request, services.config)
+    environment = services.config.environment
+    lane = await _in_thread(choose.choose, request.backend, environment)
+    variant = await _in_thread(settled, lane, request.cpu_isa, request.cpu_kernels, environment)
     accept = _acceptance(request, lane, services)
     directory = await obtain(resolved, request.environment, client.send, services, accept)
     found = await _in_thread(inspect, directory, lane, variant, services.pool.find)
@@ -150,11 +151,11 @@ async def _in_thread(function: Callable[[Unpack[Arguments]], Result], *arguments
     return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
 
 
-def _variant(lane: str, request: Open, config: Config) -> Variant:
-    """The code the lane's worker runs; only the CPU lane has a choice."""
+def settled(lane: str, isa: str, kernels: str, environment: Mapping[str, str]) -> Variant:
+    """The code the lane's worker runs; only the CPU lane has a choice. Refused "lane/...", see `settle`."""
     if lane != "cpu":
         return Variant()
-    return settle(request.cpu_isa, request.cpu_kernels, config.environment)
+    return settle(isa, kernels, environment)
 
 
 def inspect(directory: Path, lane: str, variant: Variant, find: Find) -> Found:

@@ -21,7 +21,7 @@ from caldrixd.handlers.context import Client, Services
 from caldrixd.handlers.estimate import guessed, needs, stored
 from caldrixd.handlers.look import look
 from caldrixd.handlers.obtain import obtain
-from caldrixd.handlers.open import context_length
+from caldrixd.handlers.open import context_length, settled
 from caldrixd.lanes import choose
 from caldrixd.models import fit, gate
 from caldrixd.models.resolve import ResolvedModel, check_directory, resolve
@@ -49,7 +49,9 @@ class Enough(Exception):
 
 async def handle(request: Plan, client: Client, services: Services) -> Message:
     resolved = await to_thread.run_sync(resolve, request.model)
-    lane = await to_thread.run_sync(choose.choose, request.backend, services.config.environment)
+    environment = services.config.environment
+    lane = await to_thread.run_sync(choose.choose, request.backend, environment)
+    await to_thread.run_sync(settled, lane, request.cpu_isa, request.cpu_kernels, environment)
     seen = await _see(resolved, request, client.send, services)
     # A run unloads what is idle, and shares the model if it is loaded.
     held = [*services.pool.idle(), *services.pool.named(os.path.realpath(seen.directory))]
@@ -109,6 +111,8 @@ def _judge(request: Plan, lane: str, seen: Seen, spare: int) -> Verdict:
         ctx=ctx,
         largest_ctx=needed.largest_ctx(free),
         needed=needed.total(ctx),
+        max_batch=request.max_batch,
+        together=needed.together(ctx, request.max_batch),
         free=free,
         process=needed.beside + fit.LOADED_BYTES,
         vocabulary=needed.vocabulary,

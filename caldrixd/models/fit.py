@@ -47,6 +47,11 @@ class Needs:
     def total(self, ctx: int) -> int:
         return self.beside + self.peak(ctx)
 
+    def together(self, ctx: int, sequences: int) -> int:
+        """The total with so many sequences in place of one, each with a full context."""
+        cost = self.cost(ctx)
+        return self.total(ctx) - cost.total + cost.together(sequences)
+
     def largest_ctx(self, free: int) -> int:
         """The longest context in tokens, up to the model's own, that needs at most `free` bytes; or 0."""
         return _largest(self.total, self.max_context, free)

@@ -20,4 +20,8 @@ class Cost:
     @property
     def total(self) -> int:
         """The most that is held at once."""
-        return self.weights + max(self.passing, self.state + self.activations)
+        return self.together(1)
+
+    def together(self, sequences: int) -> int:
+        """The same with so many sequences, which share the buffers of a step."""
+        return self.weights + max(self.passing, sequences * self.state + self.activations)

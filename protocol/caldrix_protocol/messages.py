@@ -187,6 +187,9 @@ class Plan(NamedTuple):
     ctx: Annotated[int | None, optional(integer(1, LIMIT_32))] = None
     dtype: Annotated[str, one_of("f32", "bf16")] = "f32"
     threads: Annotated[int, integer(0, 4096)] = 0
+    max_batch: Annotated[int, _BATCH] = 8
+    cpu_isa: Annotated[str, _ISA] = "native"
+    cpu_kernels: Annotated[str, _KERNELS] = "auto"
 
 
 class Models(NamedTuple):
@@ -284,7 +287,8 @@ class Verdict(NamedTuple):
     """What a model needs, in bytes, and what there is.
 
     `needed` is the most memory at once: `process`, `vocabulary`, `weights` as they are held, and the larger
-    of `passing`, while they are loaded, and `state` with `activations`. `largest_ctx` 0: no context fits.
+    of `passing`, while they are loaded, and `state` with `activations`. `together` is the same with the
+    `state` of `max_batch` conversations. `largest_ctx` 0: no context fits.
     """
 
     model: Annotated[str, _PATH]
@@ -292,6 +296,8 @@ class Verdict(NamedTuple):
     ctx: Annotated[int, _COUNT]
     largest_ctx: Annotated[int, _COUNT]
     needed: Annotated[int, _COUNT]
+    max_batch: Annotated[int, _BATCH]
+    together: Annotated[int, _COUNT]
     free: Annotated[int, _COUNT]
     process: Annotated[int, _COUNT]
     vocabulary: Annotated[int, _COUNT]

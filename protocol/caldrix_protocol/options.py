@@ -159,6 +159,7 @@ OPTIONS: tuple[Option, ...] = (
         "native: all this processor has",
         "the instructions that the CPU lane uses; the reply in f32 is the same with all of them",
         kind=RUN,
+        commands=("run", "models plan"),
     ),
     Option(
         "--cpu-kernels",
@@ -168,6 +169,7 @@ OPTIONS: tuple[Option, ...] = (
         "auto: numba, or a C compiler where numba cannot be used",
         "what compiles the CPU lane's kernels",
         kind=RUN,
+        commands=("run", "models plan"),
     ),
     Option(
         "--max-batch",
@@ -177,6 +179,7 @@ OPTIONS: tuple[Option, ...] = (
         "8",
         "the most replies of one model that are computed together, 1 or 8; none depends on the others",
         kind=RUN,
+        commands=("run", "models plan"),
     ),
     Option(
         "--dtype",
@@ -299,6 +302,7 @@ OPTIONS: tuple[Option, ...] = (
         "--ctx alone",
         "the most tokens of any context, whatever --ctx says",
         kind=RUN,
+        commands=("run", "models plan"),
     ),
     Option(
         "--sampler",

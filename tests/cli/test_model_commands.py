@@ -195,6 +195,33 @@ def test_a_plan_says_how_long_a_context_would_fit(shared: Home) -> None:
     assert planned["context"][1].startswith("the largest that would fit is ")
 
 
+def test_a_plan_takes_the_flags_of_a_run(shared: Home) -> None:
+    one, eight, c = (
+        rows(shared.caldrix("models", "plan", str(MODEL), "--backend", "cpu", *flags))
+        for flags in (("--max-batch", "1"), ("--max-context", "64"), ("--cpu-kernels", "c"))
+    )
+    assert one["at once"] == [one["memory"][0], "for 1 conversation"]
+    assert eight["at once"][1] == "for 8 conversations, each with a full context"
+    assert (eight["context"][0], c["context"][0]) == ("64 tokens", "2048 tokens")
+    for flags, words in (
+        (("--backend", "hip", "--threads", "2"), "--threads is only meaningful with --backend cpu"),
+        (("--max-batch", "3"), "--max-batch 3: must be 1 or 8 (the batched plan is compiled at B = 8)"),
+    ):
+        result = shared.caldrix("models", "plan", str(MODEL), *flags)
+        assert (result.status, result.out) == (1, ""), result.err
+        assert result.err.startswith(f"caldrix: {words}")
+
+
+def test_a_plan_of_kernels_that_cannot_be_made_here_is_refused(home: Home) -> None:
+    planned, ran = (
+        home.caldrix(*command, str(MODEL), "--cpu-kernels", "c", PATH="/nowhere")
+        for command in (("models", "plan"), ("run",))
+    )
+    assert (planned.status, planned.out) == (1, "")
+    assert planned.err.splitlines()[-1].startswith("caldrix: no C compiler: ")
+    assert planned.err.splitlines()[-1:] == ran.err.splitlines()[-1:]
+
+
 def test_of_the_demo_model_nothing_is_known_before(home: Home, tmp_path: Path) -> None:
     empty = home.caldrix("models", "plan", "demo", XDG_CACHE_HOME=str(tmp_path))
     assert (empty.status, empty.out) == (1, "")

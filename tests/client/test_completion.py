@@ -116,7 +116,7 @@ LINES = {
     "caldrix pull demo --p": {"--plain"},
     "caldrix models ": {"list", "plan", "rm", "pin"},
     "caldrix models plan ": {*ALIASES, "model one", "modest"},
-    "caldrix models plan demo --": {"--ctx", "--backend", "--threads", "--dtype"},
+    "caldrix models plan demo --d": {"--dtype"},
     "caldrix models plan demo --dtype ": {"f32", "bf16"},
     "caldrix models rm ": {*ALIASES},
     "caldrix models rm demo --": {"--yes"},

@@ -8,9 +8,10 @@ import threading
 import pytest
 
 from caldrix_client.parse import Command, Help, Models, Pull, parse
-from caldrix_protocol.connection import as_status
+from caldrix_protocol.connection import as_refusal, as_status
 from caldrix_protocol.messages import Done, Known, Message, Plan, Removal, Remove, Verdict
 from caldrix_protocol.messages import Pull as PullRequest
+from caldrix_protocol.refusals import Refused
 from tests.support.cli import SECONDS, Home, Screen, finish
 from tests.support.peer import Peer, Script, Talk
 
@@ -21,6 +22,8 @@ VERDICT = Verdict(
     2048,
     8192,
     600 * MIB,
+    8,
+    1230 * MIB,
     900 * MIB,
     256 * MIB,
     1,
@@ -46,7 +49,7 @@ VERDICT = Verdict(
         (["models", "plan", "m"], Models("plan", "m")),
         (
             ["models", "plan", "m", "--ctx=9", "--backend", "cpu", "--threads", "2", "--dtype", "bf16"],
-            Models("plan", "m", 9, "cpu", 2, "bf16"),
+            Models("plan", "m", 9, "cpu", 2, dtype="bf16"),
         ),
         (["models", "rm", "m"], Models("rm", "m")),
         (["models", "rm", "-y", "m"], Models("rm", "m", yes=True)),
@@ -90,6 +93,7 @@ def test_a_plan_is_a_table_of_the_verdict(home: Home) -> None:
         "verdict       fits         on the cpu lane\n"
         "context       2048 tokens  the largest that would fit is 8192\n"
         "memory        629 MB       944 MB are free\n"
+        "  at once     1.29 GB      for 8 conversations, each with a full context\n"
         "  weights     269 MB       as the lane holds them\n"
         "  state       94.4 MB      of a full context\n"
         "  buffers     5.24 MB      of a step\n"
@@ -100,6 +104,40 @@ def test_a_plan_is_a_table_of_the_verdict(home: Home) -> None:
         "",
     )
     assert peer.requests == [Plan("demo", peer.requests[0].environment, ctx=2048)]
+
+
+def test_a_plan_asks_with_the_flags_of_a_run(home: Home) -> None:
+    flags = "--ctx=9 --backend cpu --dtype=bf16 --threads=1 --max-batch 1 --cpu-isa=x86-64-v3 --cpu-kernels=c"
+    with Peer(home.address, sending(VERDICT._replace(max_batch=1), Done())) as peer:
+        result = home.caldrix("models", "plan", "demo", *flags.split())
+        assert home.caldrix("models", "plan", "demo", "--max-context", "9").status == 0
+    assert "  at once     1.29 GB      for 1 conversation\n" in result.out
+    environment = peer.requests[0].environment
+    assert peer.requests == [
+        Plan("demo", environment, "cpu", 9, "bf16", 1, 1, "x86-64-v3", "c"),
+        Plan("demo", environment, ctx=9),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "contexts", "status"),
+    [((), [64, None], 0), (("--ctx", "100"), [64], 1), (("--ctx", "40"), [40], 1)],
+)
+def test_a_bound_of_a_plan_asks_for_no_context(
+    home: Home, flags: tuple[str, ...], contexts: list[int], status: int
+) -> None:
+    def made_for_32(talk: Talk, request: Plan) -> None:
+        if request.ctx is None:
+            talk.send(VERDICT, Done())
+        else:
+            talk.send(as_refusal(Refused("run/ctx-too-long", ctx=request.ctx, limit=32)))
+
+    with Peer(home.address, made_for_32) as peer:
+        result = home.caldrix("models", "plan", "m", "--max-context", "64", *flags)
+    assert [request.ctx for request in peer.requests] == contexts
+    assert result.status == status
+    if flags:
+        assert result.err == f"caldrix: --ctx {flags[1]} is over the 32 tokens this model was made for\n"
 
 
 def test_a_list_is_a_table(home: Home) -> None:

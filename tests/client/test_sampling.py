@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caldrix_client.parse import Run, parse
+from caldrix_client.parse import Run, is_bounded, parse
 from caldrix_client.sampling import Sampling
 from caldrix_protocol.messages import Generate
 from caldrix_protocol.refusals import USAGE, Refused
@@ -41,7 +41,7 @@ def test_flags_are_where_a_run_begins() -> None:
 def test_a_context_may_be_bounded(flags: str, bounded: bool) -> None:
     command = parse(["run", "m", *flags.split()])
     assert type(command) is Run
-    assert command.bounded is bounded
+    assert is_bounded(command) is bounded
 
 
 def test_a_knob_is_set_shown_and_set_back() -> None:

@@ -52,9 +52,18 @@ def test_every_page_is_linked_to() -> None:
     assert [str(path.relative_to(ROOT)) for path in PAGES if path not in linked] == ["README.md"]
 
 
-@pytest.mark.parametrize("command", ["run", "stop", "caldrixd"])
-def test_flag_tables_are_the_records(command: str) -> None:
-    assert f"|---|---|---|\n{documentation(command)}\n\n" in page("docs/run.md")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("run", "docs/run.md"),
+        ("stop", "docs/run.md"),
+        ("caldrixd", "docs/run.md"),
+        ("models plan", "docs/models.md"),
+        ("models rm", "docs/models.md"),
+    ],
+)
+def test_flag_tables_are_the_records(command: str, name: str) -> None:
+    assert f"|---|---|---|\n{documentation(command)}\n\n" in page(name)
 
 
 def test_the_table_of_refused_flags_is_the_records() -> None:
