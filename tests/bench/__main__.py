@@ -11,12 +11,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
+from caldrix_client.environment import model_argument
 from caldrix_kernels.intrinsics.vector import HAS_BF16
+from caldrix_protocol.options import MAX_THREADS
+from caldrix_protocol.refusals import Refused
+from caldrixd.architectures import FAMILIES
 from caldrixd.lanes.drivers.cores import default_threads
+from caldrixd.models import gate, weights
+from caldrixd.models.resolve import check_directory, resolve
+from caldrixd.text import files as text_files
+from caldrixd.text import tokenizer
 from tests.bench import CACHE, checkpoints, clients, commands, engine, loading, machine, work
 from tests.bench.figures import Case, Figure, figure, interleaved, table
 from tests.bench.loaded import Effort, Loaded, say
@@ -76,12 +85,28 @@ ON_REQUEST = {"stages"}
 NAMES = [*STORED, *APART]
 
 
+def _directory(model: str) -> Path:
+    """Where a model that can be run is. Refused as a run of it would be, or as what no directory is."""
+    named = str(models.smollm2()) if model == DEMO else model_argument(model)
+    directory = resolve(named).directory if named.startswith("/") else None
+    if directory is None:
+        raise Refused("model/no-such-directory", path=model)
+    check_directory(directory)
+    spec = gate.read_spec(directory)
+    text_files.check_directory(directory)
+    family = FAMILIES[spec.architecture]
+    found = weights.open_checkpoint(directory, family.stacked)
+    found.check(family.build(spec), family.ignored, architecture=spec.architecture)
+    tokenizer.load(directory, spec)
+    return directory.resolve()
+
+
 class Run:
     """All benches of one model, within its minutes."""
 
-    def __init__(self, model: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, model: str, directory: Path, arguments: argparse.Namespace) -> None:
         self.model = model
-        self.directory = models.smollm2() if model == DEMO else Path(model).resolve()
+        self.directory = directory
         self.name = DEMO if model == DEMO else self.directory.name
         self.names = arguments.names or [name for name in NAMES if name not in ON_REQUEST]
         self.deadline = time.monotonic() + 60 * arguments.minutes
@@ -131,8 +156,16 @@ class Run:
         yield from bench()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong, and not again how it is called."""
+
+    def error(self, message: str) -> NoReturn:
+        say(message)
+        sys.exit(2)
+
+
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser = _Parser(prog="python -m tests.bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument(
         "--model", action="append", metavar="DIR", help="a model directory, or demo; may be given again"
@@ -144,20 +177,30 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(NAMES)
     if unknown:
-        parser.error(f"no bench is named {', '.join(sorted(unknown))}")
-    if min(arguments.rounds, arguments.threads) < 1:
-        parser.error("not a positive number")
+        parser.error(f"no bench is named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    for name, most in (("rounds", None), ("seconds", None), ("minutes", None), ("threads", MAX_THREADS)):
+        number = getattr(arguments, name)
+        if not 0 < number <= (most or number):
+            parser.error(f"--{name} must be over 0{f' and at most {most}' if most else ''}, got {number}")
     return arguments
 
 
 def main() -> int:
-    """The exit status is 1 when a peer was found to compute another model."""
+    """The exit status is 1 when a peer was found to compute another model, 2 when a model cannot be run."""
     arguments = _arguments()
+    try:
+        return _measured(arguments, {model: _directory(model) for model in arguments.model or [DEMO]})
+    except Refused as refused:
+        say(refused.text)
+        return 2
+
+
+def _measured(arguments: argparse.Namespace, directories: Mapping[str, Path]) -> int:
     found: list[Figure] = []
     failed = False
     say(f"load average {' '.join(f'{load:.2f}' for load in os.getloadavg())}")
-    for model in arguments.model or [DEMO]:
-        run = Run(model, arguments)
+    for model, directory in directories.items():
+        run = Run(model, directory, arguments)
         for one in run.figures():
             found.append(one)
             sys.stdout.write(f"{one.line()}\n")
@@ -170,5 +213,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     # So that a stopped bench ends its busy loops and its daemon.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())
