@@ -17,6 +17,7 @@ from caldrixd.engine.pace import Pace
 from caldrixd.engine.sampling import pick
 from caldrixd.engine.scheduler import Batch, schedule
 from caldrixd.engine.session import Request, Session, TokenEvent, Usage
+from caldrixd.engine.weights import Values
 from caldrixd.lanes.lane import Logits, Program, StepCancelled
 
 __all__ = ["Engine", "Request", "TokenEvent", "Usage"]
@@ -183,7 +184,7 @@ class Engine:
 
     def _postprocess(self, batch: Batch, logits: Logits) -> list[TokenEvent]:
         events = []
-        wanted = iter(logits)
+        wanted = zip(logits.values, logits.likeliest.tolist(), strict=True)
         for share in batch.shares:
             session, completes = share.session, share.completes
             session.committed += share.count
@@ -191,14 +192,14 @@ class Engine:
             if session.committed == session.mark:
                 self._cache.snapshot(session.slot)
             if completes:
-                events.append(self._advance(session, next(wanted)))
+                events.append(self._advance(session, *next(wanted)))
         return events
 
-    def _advance(self, session: Session, logits: Logits) -> TokenEvent:
-        try:
-            token = pick(logits, session.tokens, session.request.sampling)
-        except Refused as refused:
-            return self._fail(session, refused)
+    def _advance(self, session: Session, values: Values, likeliest: int) -> TokenEvent:
+        if likeliest < 0:
+            return self._fail(session, Refused("run/not-finite"))
+        sampling = session.request.sampling
+        token = likeliest if sampling.greedy else pick(values, session.tokens, sampling)
         now = self._clock()
         reason = session.append(token, now)
         if reason is not None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldrix_protocol.refusals import Refused
 from caldrixd.engine.chance import uniform
-from caldrixd.engine.weights import RARE_WEIGHT, Ids, Logits, Scores, Weights, draw, likely, softmax, total
+from caldrixd.engine.weights import RARE_WEIGHT, Ids, Scores, Values, Weights, draw, likely, softmax, total
 
 RECENT = 64  # tokens of prompt and reply that the penalty sees
 # A probability of float32 logits is known to about this part of itself: less does not decide a cut.
@@ -48,6 +47,11 @@ class Sampling:
         return self.temperature > 0
 
     @property
+    def greedy(self) -> bool:
+        """Whether it is the token with the highest logit."""
+        return not self.draws and self.repetition_penalty == 1
+
+    @property
     def cuts(self) -> bool:
         """Whether a token may be drawn from fewer than all."""
         return (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
@@ -56,15 +60,12 @@ class Sampling:
 GREEDY = Sampling()
 
 
-def pick(logits: Logits, tokens: Sequence[int], sampling: Sampling) -> int:
-    """The token after `tokens` (prompt and reply) by float32[vocab_size].
+def pick(logits: Values, tokens: Sequence[int], sampling: Sampling) -> int:
+    """The token after `tokens` (prompt and reply) by float32[vocab_size], which are all finite.
 
-    The draw depends on the seed and the number of tokens. Refused "run/not-finite" when any logit is NaN or
-    infinite.
+    The draw depends on the seed and the number of tokens.
     """
-    if not np.isfinite(logits).all():
-        raise Refused("run/not-finite")
-    scores: Logits | Scores = logits
+    scores: Values | Scores = logits
     if sampling.repetition_penalty != 1:
         scores = penalised(logits.astype(np.float64), tokens[-RECENT:], sampling.repetition_penalty)
     if not sampling.draws:

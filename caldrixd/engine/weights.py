@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Logits = npt.NDArray[np.float32]
+Values = npt.NDArray[np.float32]
 Scores = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ class Likely:
     most: float
 
 
-def likely(scores: Scores | Logits, temperature: float) -> Likely:
+def likely(scores: Scores | Values, temperature: float) -> Likely:
     """Those of floats[n], n over 0, at a `temperature` over 0."""
     highest = np.float64(scores.max())
     ids = np.flatnonzero(scores >= _rounded_down(highest - temperature * RARE, scores.dtype))
@@ -73,7 +73,7 @@ def likely(scores: Scores | Logits, temperature: float) -> Likely:
     return Likely(ids, weights, sure, sure + (len(scores) - len(ids)) * RARE_WEIGHT)
 
 
-def draw(scores: Scores | Logits, temperature: float, chance: float) -> int:
+def draw(scores: Scores | Values, temperature: float, chance: float) -> int:
     """The index of floats[n] that `chance` (over 0, below 1) falls on when each has its softmax weight.
 
     The rare ones stand after all others. Most draws are decided by how many there are: where the most that
@@ -99,7 +99,7 @@ def _rounded_down(bound: float, kind: np.dtype[Any]) -> np.floating[Any]:
     return rounded if rounded <= bound else np.nextafter(rounded, kind.type(-np.inf), dtype=kind)
 
 
-def softmax(scores: Scores | Logits, temperature: float, highest: float | None = None) -> Weights:
+def softmax(scores: Scores | Values, temperature: float, highest: float | None = None) -> Weights:
     """exp((score - highest) / temperature) of floats[n], less 2 ** LEAST; `temperature` over 0.
 
     `highest` is that of the scores unless another, no lower one is given. It weighs 1, one below 2 ** LEAST

@@ -16,7 +16,7 @@ from caldrixd.lanes.drivers.cores import default_threads
 from caldrixd.lanes.holding import MAX_ROWS
 from caldrixd.lanes.kernels import Kernels
 from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled, Variant
-from caldrixd.lanes.lowered import LOGITS, NORMED, ROPE, ROUTES, Lowered
+from caldrixd.lanes.lowered import LIKELIEST, LOGITS, NORMED, ROPE, ROUTES, Lowered
 from caldrixd.lanes.lowering import lower
 from caldrixd.lanes.pool import StepPool
 from caldrixd.lanes.rows import PARTS_BYTES, StepRows
@@ -113,8 +113,10 @@ class CpuProgram:
 
     def _resize_logits(self, rows: int) -> None:
         width = at.round_up(self.plan.vocab_size, at.PANEL)
-        self._logits = np.zeros((rows, width), np.float32)
-        self._addresses[self._lowered.names.index(LOGITS)] = self._logits.ctypes.data
+        self._logits, self._likeliest = np.zeros((rows, width), np.float32), np.zeros(rows, np.int64)
+        names = self._lowered.names
+        self._addresses[names.index(LOGITS)] = self._logits.ctypes.data
+        self._addresses[names.index(LIKELIEST)] = self._likeliest.ctypes.data
 
     @property
     def settings(self) -> str:
@@ -178,7 +180,8 @@ class CpuProgram:
             raise StepCancelled
         for slot, (_, end) in ends.items():
             self._slots.wrote(slot, end)
-        return self._logits[: len(rows.wanted), : plan.vocab_size]
+        wanted = len(rows.wanted)
+        return Logits(self._logits[:wanted, : plan.vocab_size], self._likeliest[:wanted])
 
     def cancel(self) -> None:
         self._pool.cancel()

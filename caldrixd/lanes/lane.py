@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from caldrixd.plan.plan import Plan, Tensor
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Logits: TypeAlias = "npt.NDArray[np.float32]"
 # Called with the code and the fields of a status row while a program loads.
 Report = Callable[[str, dict[str, Any]], None]
 
@@ -40,6 +39,18 @@ class Rows:
     tokens: Sequence[int]
     wanted: Sequence[int]
     embeddings: Mapping[int, npt.NDArray[np.float32]] | None = None
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What a step gives of its wanted rows, valid until the next step.
+
+    `values`: float32[wanted, vocab_size]. `likeliest`: int64[wanted], the lowest of the tokens whose value is
+    the highest; -1 where any value of the row is not finite.
+    """
+
+    values: npt.NDArray[np.float32]
+    likeliest: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ class Program(Protocol):
         """Committed tokens of a slot."""
 
     def step(self, rows: Rows, *, threads: int, dtype: str = "f32") -> Logits:
-        """Run the plan; float32[len(wanted), vocab_size], valid until the next step.
+        """Run the plan; the logits of the wanted rows.
 
         State at the rows' positions is written but not committed. `threads` 0 means the lane's
         default. StepCancelled when `cancel` came first.

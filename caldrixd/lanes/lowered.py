@@ -18,6 +18,7 @@ NORMED, RESIDUAL, QUERIES, ATTENDED, HIDDEN, LOGITS, ROPE = (
     "logits",
     "rope",
 )
+LIKELIEST = "likeliest"
 WANTED_RESIDUAL, WANTED_ATTENDED = "wanted residual", "wanted attended"
 GATES = "gates"
 SCORES, ROUTES, DISPATCHED, EXPERT_HIDDEN, EXPERT_OUTPUT = (

@@ -6,7 +6,7 @@ The interpreter keeps one residual, one normed buffer, and fuses what reads them
     attention + its gate                              ATTENTION
     gate, up linears + silu_mul                       LINEAR with SILU_MUL, rows interleaved 16 and 16
     linear + add to the residual                      LINEAR with ADD
-    the last linear                                   LINEAR with STORE, into the logits
+    the last linear                                   LINEAR with STORE, into the logits, and ARGMAX of them
     gather of the residual or the attended            GATHER into a buffer of its own
     experts + add to the residual                     ROUTE, DISPATCH, two LINEARs, COMBINE
     projections + convolution + delta rule + norm     LINEAR with STORE, CONV, DELTA, GATED_NORM
@@ -26,6 +26,7 @@ from caldrixd.lanes.lowered import (
     ATTENDED,
     GATES,
     HIDDEN,
+    LIKELIEST,
     LOGITS,
     NORMED,
     QUERIES,
@@ -106,12 +107,15 @@ def linear(stages: Stages, op: Op) -> None:
     if op is not stages.plan.ops[-1]:
         return
     linear = stages.linear_behind(op.output, stages.normed, op)
-    target = {
-        at.TARGET: stages.index(LOGITS),
-        at.TARGET_STRIDE: round_up(stages.plan.vocab_size, PANEL) * 4,
-    }
+    logits, stride = stages.index(LOGITS), round_up(stages.plan.vocab_size, PANEL) * 4
+    target = {at.TARGET: logits, at.TARGET_STRIDE: stride}
     packing = stages.pack(linear.weights[0], [stages.whole(linear)], [linear])
     stages.emit(at.LINEAR, stages.source(NORMED), target, packing, {at.EPILOGUE: at.STORE})
+    stages.emit(
+        at.ARGMAX,
+        {at.SOURCE: logits, at.SOURCE_STRIDE: stride, at.TRUE_WIDTH: stages.plan.vocab_size},
+        {at.TARGET: stages.index(LIKELIEST), at.TARGET_STRIDE: at.WORD},
+    )
 
 
 def fused_later(stages: Stages, op: Op) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caldrix_kernels.add.reference import add
+from caldrix_kernels.argmax.reference import argmax
 from caldrix_kernels.attention.reference import attention
 from caldrix_kernels.causal_conv.reference import causal_conv
 from caldrix_kernels.delta_rule.reference import delta_rule
@@ -28,7 +29,7 @@ from caldrix_kernels.rope.reference import cos_sin, inverse_frequencies, rope
 from caldrix_kernels.sigmoid_mul.reference import sigmoid_mul
 from caldrix_kernels.silu_mul.reference import silu_mul
 from caldrix_kernels.slice.reference import slice_columns
-from caldrixd.lanes.lane import Report, Rows, Snapshot, StepCancelled
+from caldrixd.lanes.lane import Logits, Report, Rows, Snapshot, StepCancelled
 from caldrixd.plan.plan import Op, Plan, Tensor
 
 Float32 = npt.NDArray[np.float32]
@@ -162,7 +163,7 @@ class Program:
     def cancel(self) -> None:
         self._cancelled.set()
 
-    def step(self, rows: Rows, *, threads: int = 0, dtype: str = "f32") -> Float32:
+    def step(self, rows: Rows, *, threads: int = 0, dtype: str = "f32") -> Logits:
         self._cancelled.clear()
         members = self._members(rows)
         following = {slot: list(self._slots[slot].recurrent) for slot in members}
@@ -177,7 +178,8 @@ class Program:
             self._slots[slot].written = rows.positions[indices[-1]] + 1
             if self.plan.recurrent:
                 self._slots[slot].following = following[slot]
-        return buffers[self.plan.ops[-1].output]
+        values = buffers[self.plan.ops[-1].output]
+        return Logits(values, argmax(values))
 
     def _members(self, rows: Rows) -> dict[int, list[int]]:
         """Row indices by slot. ValueError for rows that no lane can run."""

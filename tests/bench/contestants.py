@@ -53,7 +53,7 @@ class Ours:
             part = tokens[first : first + CHUNK]
             positions = range(start + first, start + first + len(part))
             rows = Rows([self.slot] * len(part), positions, part, [len(part) - 1])
-            self._logits = self.program.step(rows, threads=self.threads, dtype=self._dtype)[0]
+            self._logits = self.program.step(rows, threads=self.threads, dtype=self._dtype).values[0]
             self.program.commit(self.slot, positions.stop)
 
     def logits(self) -> Logits:

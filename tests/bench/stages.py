@@ -26,6 +26,7 @@ NAMES = {
     at.CONV: "convolution",
     at.DELTA: "delta",
     at.GATED_NORM: "gated-norm",
+    at.ARGMAX: "argmax",
 }
 EPILOGUES = {at.STORE: "store", at.ADD: "add", at.SILU_MUL: "gate-up"}
 EMPTY = (0, 0)

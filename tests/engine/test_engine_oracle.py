@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from caldrixd.engine.engine import TAIL, Engine, Request
@@ -14,6 +15,8 @@ from caldrixd.plan import oracle
 from caldrixd.plan.oracle import Program
 from tests.support.models import oracle_program, reference, tiny
 from tests.support.replies import Reply, collect, drain
+
+Float32 = npt.NDArray[np.float32]
 
 CTX = 400
 # Plain, with windows, and with recurrent state.
@@ -51,18 +54,18 @@ class Recorder:
     """The logits of every step of a program, row by row, and the slots that each step held."""
 
     def __init__(self, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.logits: list[Logits] = []
+        self.logits: list[Float32] = []
         self.slots: list[set[int]] = []
         self._step = program.step
         monkeypatch.setattr(program, "step", self._record)
 
     def _record(self, rows: Rows, *, threads: int, dtype: str = "f32") -> Logits:
         result = self._step(rows, threads=threads, dtype=dtype)
-        self.logits += [row.copy() for row in result]
+        self.logits += [row.copy() for row in result.values]
         self.slots.append(set(rows.slots))
         return result
 
-    def take(self) -> Logits:
+    def take(self) -> Float32:
         """The logits since the last call, float32[rows, vocab_size]."""
         taken, self.logits = np.array(self.logits), []
         return taken

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caldrix_protocol.refusals import Refused
 from caldrixd.engine.chance import uniform
 from caldrixd.engine.sampling import DOUBT, SORTED, Sampling, kept, penalised, pick
 from caldrixd.engine.weights import draw, softmax, total
@@ -35,14 +34,6 @@ def test_without_a_knob_the_largest_is_taken() -> None:
 
 def test_the_lowest_id_of_equals_is_taken() -> None:
     assert pick(np.array([1, 7, 7, 0, 7], np.float32), [0], Sampling()) == 1
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), HOT, Sampling(repetition_penalty=2.0)])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused(value: float, sampling: Sampling) -> None:
-    with pytest.raises(Refused) as caught:
-        pick(np.array([1, value, 3], np.float32), [0], sampling)
-    assert caught.value.code == "run/not-finite"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from caldrix_kernels.argmax.numba_cpu import argmax_row
+from caldrix_kernels.argmax.reference import argmax
 from caldrix_kernels.attention import numba_cpu as attention
 from caldrix_kernels.attention.reference import attention as attention_reference
 from caldrix_kernels.embed import numba_cpu as embed
@@ -309,3 +311,23 @@ def test_attention(act: int, head_dim: int, group: int, first: int, window: int)
         got = np.asarray(out[row * group : (row + 1) * group, :head_dim]).reshape(1, -1)
         allowed = 3e-5 if act == ACT_F32 else 3e-5 + most / 256
         assert np.all(np.abs(got - expected) <= allowed)
+
+
+@pytest.mark.parametrize("width", [1, 2, 15, 16, 17, 77, 640])
+def test_argmax_is_the_lowest_of_the_highest_where_all_are_finite(width: int) -> None:
+    """In any lane, and at the end; what stands behind the width has no part."""
+    x = np.random.default_rng(width).standard_normal(width).astype(np.float32)
+    rows = [x, -np.abs(x), np.round(x), np.zeros_like(x), np.full_like(x, -3e38)]
+    for value in (np.nan, np.inf, -np.inf, 3e38, -3e38, -0.0):
+        for place in sorted({0, width // 2, width - 1}):
+            rows.append(np.zeros_like(x) if value == 0 else x.copy())
+            rows[-1][place] = value
+    found = np.zeros(len(rows), np.int64)
+    for number, row in enumerate(rows):
+        held = aligned((round_up(width, 16),), fill=np.inf)
+        held[:width] = row
+        argmax_row.ctypes(held.ctypes.data, width, found.ctypes.data + 8 * number)
+    expected = argmax(np.array(rows))
+    assert found.tolist() == expected.tolist()
+    assert expected[3] == 0
+    assert (expected < 0).sum() == 3 * len({0, width // 2, width - 1})

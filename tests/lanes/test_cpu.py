@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from caldrix_kernels.argmax.reference import argmax
 from caldrixd.architectures.blocks import decoder
 from caldrixd.lanes import cpu
 from caldrixd.lanes.cpu import CpuProgram
@@ -86,7 +87,9 @@ def logits(
         part = list(ids[start : start + chunk])
         wanted = [row for row in range(len(part)) if (start + row) % every == 0]
         rows = Rows([slot] * len(part), range(start, start + len(part)), part, wanted)
-        parts.append(np.array(run.step(rows, threads=threads, dtype=dtype)))
+        given = run.step(rows, threads=threads, dtype=dtype)
+        assert given.likeliest.tolist() == argmax(given.values).tolist()
+        parts.append(given.values.copy())
         run.commit(slot, start + len(part))
     run.release(slot)
     return np.concatenate(parts)
@@ -145,6 +148,21 @@ def test_awkward_shapes_equal_the_oracle(spec: ModelSpec, dtypes: tuple[str, ...
     run.close()
 
 
+@pytest.mark.parametrize("token", [0, 40, 76])
+def test_a_row_that_is_not_finite_has_no_likeliest_token(token: int) -> None:
+    """The last of 77 tokens stands alone in its panel."""
+    plan = decoder(awkward_spec())
+    tensors = random_tensors(plan, ("F32",))
+    head = tensors["lm_head.weight"].data.view(np.float32).reshape(77, 39)
+    head[token] = np.inf
+    run = program(plan, tensors)
+    slot = run.allocate(8)
+    given = run.step(Rows([slot] * 3, range(3), [5, 6, 7], range(3)), threads=2)
+    assert np.isfinite(np.delete(given.values, token, axis=1)).all()
+    assert given.likeliest.tolist() == [-1] * 3
+    run.close()
+
+
 def test_bits_do_not_depend_on_threads_or_chunks(llama: CpuProgram) -> None:
     ids = [int(i) for i in np.random.default_rng(2).integers(0, 512, 600)]
     expected = logits(llama, ids, 512, threads=1)
@@ -191,7 +209,7 @@ def test_rows_of_other_slots_change_nothing(llama: CpuProgram) -> None:
         for position in range(60):
             tokens = [prompts[n][position] for n in range(count)]
             rows = Rows(slots, [position] * count, tokens, range(count))
-            got = llama.step(rows, threads=2)
+            got = llama.step(rows, threads=2).values
             for n in range(count):
                 assert same_bits(got[n], alone[n][position])
         mixed = Rows(
@@ -200,7 +218,7 @@ def test_rows_of_other_slots_change_nothing(llama: CpuProgram) -> None:
             [prompts[0][60], *prompts[1][60:80]],
             [0, 20],
         )
-        got = llama.step(mixed, threads=2)
+        got = llama.step(mixed, threads=2).values
         assert same_bits(got[0], alone[0][60])
         assert same_bits(got[1], alone[1][79])
         for slot in slots:
@@ -213,7 +231,7 @@ def test_embedding_rows_stand_for_tokens(llama: CpuProgram) -> None:
     table = models.oracle_program(models.tiny("tiny-llama"))._weights["model.embed_tokens.weight"]
     slot = llama.allocate(8)
     rows = Rows([slot] * 3, range(3), [5, -1, 17], range(3), embeddings={1: table[300]})
-    assert same_bits(np.array(llama.step(rows, threads=2)), expected)
+    assert same_bits(llama.step(rows, threads=2).values, expected)
     llama.release(slot)
 
 
@@ -233,7 +251,7 @@ def test_a_cancelled_step_leaves_the_state_as_it_was(llama: CpuProgram) -> None:
         with pytest.raises(StepCancelled):
             cancelled_step(llama, rows, stage)
     assert llama.length(slot) == 40
-    assert same_bits(np.array(llama.step(rows, threads=2)), expected[40:])
+    assert same_bits(llama.step(rows, threads=2).values, expected[40:])
     llama.release(slot)
 
 
@@ -267,7 +285,7 @@ def test_cancel_from_another_thread(llama: CpuProgram) -> None:
         canceller.join()
     with suppress(StepCancelled):
         llama.step(rows, threads=2)  # where a late cancel goes
-    assert same_bits(np.array(llama.step(rows, threads=2)), expected)
+    assert same_bits(llama.step(rows, threads=2).values, expected)
     llama.release(slot)
 
 
@@ -277,7 +295,7 @@ def test_a_late_cancel_stops_the_next_step_once(llama: CpuProgram) -> None:
     llama.cancel()
     with pytest.raises(StepCancelled):
         llama.step(rows, threads=2)
-    assert np.isfinite(llama.step(rows, threads=2)).all()
+    assert np.isfinite(llama.step(rows, threads=2).values).all()
     llama.release(slot)
 
 
@@ -303,7 +321,7 @@ def test_rewind_and_restore(llama: CpuProgram) -> None:
     llama.commit(slot, 70)
     llama.restore(slot, snapshot)
     assert llama.length(slot) == 40
-    got = llama.step(Rows([slot] * 40, range(40, 80), ids[40:], range(40)), threads=2)
+    got = llama.step(Rows([slot] * 40, range(40, 80), ids[40:], range(40)), threads=2).values
     assert same_bits(np.array(got), expected[40:])
     with pytest.raises(ValueError, match="cannot rewind"):
         llama.rewind(slot, 41)
@@ -338,7 +356,7 @@ def test_what_stood_in_memory_before_has_no_part(llama: CpuProgram, dtype: str) 
         given = []
         for start, end in ((0, 1), (1, 129), (129, 132), (132, 133)):
             rows = Rows([slot] * (end - start), range(start, end), ids[start:end], [end - start - 1])
-            given.append(llama.step(rows, threads=2, dtype=dtype).tobytes())
+            given.append(llama.step(rows, threads=2, dtype=dtype).values.tobytes())
             llama.commit(slot, end)
         answers.add(tuple(given))
         llama.release(slot)

@@ -24,7 +24,7 @@ from tests.support import models
 
 run = cpu.load(*models.opened(models.tiny("tiny-qwen2")), threads=2, report=lambda code, fields: None)
 slot, ids = run.allocate(256), [int(i) for i in np.random.default_rng(3).integers(0, 512, 200)]
-logits = run.step(Rows([slot] * 200, range(200), ids, range(200)), threads=2)
+logits = run.step(Rows([slot] * 200, range(200), ids, range(200)), threads=2).values
 print(numba_cpu.WIDE, hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest())
 run.close()
 """

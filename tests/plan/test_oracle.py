@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from caldrix_kernels.formats import narrow_bf16
 from caldrix_kernels.linear.reference import linear
 from caldrixd.architectures.blocks import decoder
-from caldrixd.lanes.lane import Logits, Rows, StepCancelled
+from caldrixd.lanes.lane import Rows, StepCancelled
 from caldrixd.models import gate
 from caldrixd.plan import oracle
 from caldrixd.plan.oracle import Program
 from tests.support.models import TINY, opened, oracle_program, reference, tiny
+
+Float32 = npt.NDArray[np.float32]
 
 CTX = 320
 TOKENS = reference("tiny-llama")["prompts"][3]["prompt_ids"]
@@ -37,16 +40,16 @@ def recurrent() -> Program:
     return oracle_program(tiny("tiny-qwen3_5"))
 
 
-def run(program: Program, slot: int, tokens: list[int], *, chunk: int = 512, dtype: str = "f32") -> Logits:
+def run(program: Program, slot: int, tokens: list[int], *, chunk: int = 512, dtype: str = "f32") -> Float32:
     """Append tokens to a slot, `chunk` a step; the last token's logits."""
-    logits = np.empty((0, 0), np.float32)
+    last = np.empty(0, np.float32)
     while tokens:
         part, tokens = tokens[:chunk], tokens[chunk:]
         start = program.length(slot)
         positions = range(start, start + len(part))
-        logits = program.step(Rows([slot] * len(part), positions, part, [len(part) - 1]), dtype=dtype)
+        rows = Rows([slot] * len(part), positions, part, [len(part) - 1])
+        last = program.step(rows, dtype=dtype).values[0].copy()
         program.commit(slot, start + len(part))
-    last: Logits = logits[0].copy()
     return last
 
 
@@ -90,7 +93,7 @@ def test_two_slots_in_one_step_give_the_bits_of_two_single_runs(program: Program
     order = sorted([(i, a, t) for i, t in enumerate(first)] + [(i, b, t) for i, t in enumerate(second)])
     last = [order.index((19, a, first[19])), order.index((12, b, second[12]))]
     rows = Rows([s for _, s, _ in order], [p for p, _, _ in order], [t for _, _, t in order], last)
-    together = program.step(rows)
+    together = program.step(rows).values
     assert together[0].tobytes() == alone[0].tobytes()
     assert together[1].tobytes() == alone[1].tobytes()
 
@@ -180,9 +183,9 @@ def test_a_snapshot_brings_a_length_back(program: Program) -> None:
 def test_a_step_that_is_not_committed_may_be_run_again(program: Program) -> None:
     slot = program.allocate(CTX)
     rows = Rows([slot] * 3, range(3), TOKENS[:3], [2])
-    first = program.step(rows).copy()
+    first = program.step(rows).values.copy()
     assert program.length(slot) == 0
-    assert program.step(rows).tobytes() == first.tobytes()
+    assert program.step(rows).values.tobytes() == first.tobytes()
 
 
 def test_a_given_embedding_takes_the_place_of_the_tokens(llama: Program) -> None:
@@ -190,16 +193,16 @@ def test_a_given_embedding_takes_the_place_of_the_tokens(llama: Program) -> None
     table = tensors[plan.ops[0].weights[0]].data.view(np.uint16).reshape(plan.vocab_size, -1)
     row = (table[TOKENS[1]].astype(np.uint32) << 16).view(np.float32)
     slot = llama.allocate(CTX)
-    plain = llama.step(Rows([slot] * 3, range(3), TOKENS[:3], [2])).copy()
+    plain = llama.step(Rows([slot] * 3, range(3), TOKENS[:3], [2])).values.copy()
     other = [TOKENS[0], 0, TOKENS[2]]
-    assert llama.step(Rows([slot] * 3, range(3), other, [2])).tobytes() != plain.tobytes()
-    replaced = llama.step(Rows([slot] * 3, range(3), other, [2], {1: row}))
+    assert llama.step(Rows([slot] * 3, range(3), other, [2])).values.tobytes() != plain.tobytes()
+    replaced = llama.step(Rows([slot] * 3, range(3), other, [2], {1: row})).values
     assert replaced.tobytes() == plain.tobytes()
 
 
 def test_no_wanted_rows_give_no_logits(program: Program) -> None:
     slot = program.allocate(CTX)
-    assert program.step(Rows([slot], [0], [5], [])).shape == (0, program.plan.vocab_size)
+    assert program.step(Rows([slot], [0], [5], [])).values.shape == (0, program.plan.vocab_size)
 
 
 def test_bf16_rounds_the_inputs_of_matrix_products(llama: Program) -> None:
@@ -216,11 +219,11 @@ def test_a_cancelled_step_raises_and_the_next_one_runs(
 ) -> None:
     slot = program.allocate(CTX)
     rows = Rows([slot], [0], [5], [0])
-    expected = program.step(rows).copy()
+    expected = program.step(rows).values.copy()
     program.cancel()  # without a step: nothing happens
-    assert program.step(rows).tobytes() == expected.tobytes()
+    assert program.step(rows).values.tobytes() == expected.tobytes()
 
-    def cancelling(*arguments: Logits) -> Logits:
+    def cancelling(*arguments: Float32) -> Float32:
         program.cancel()
         return linear(*arguments)
 
@@ -229,7 +232,7 @@ def test_a_cancelled_step_raises_and_the_next_one_runs(
         with pytest.raises(StepCancelled):
             program.step(rows)
     assert program.length(slot) == 0
-    assert program.step(rows).tobytes() == expected.tobytes()
+    assert program.step(rows).values.tobytes() == expected.tobytes()
 
 
 def test_rows_that_no_lane_can_run_are_errors(llama: Program) -> None:

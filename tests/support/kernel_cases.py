@@ -317,6 +317,17 @@ def _gated_norm_head(bench: Bench) -> Iterator[Array]:
             yield out
 
 
+def _argmax_row(bench: Bench) -> Iterator[Array]:
+    for width in (1, 15, 16, 17, 77, 640):
+        for awkward in (False, True):
+            x = bench.normal(at.round_up(width, 16), awkward=awkward)
+            for row in (x, np.round(x)):
+                held, out = memory(row.shape), memory((1,), np.int64)
+                held[...] = row
+                bench.call(at.ARGMAX_ROW, held, width, out)
+                yield out
+
+
 # For an instruction that rounds in a way of its own, where there is one.
 DOT_CASES: dict[str, Case] = {
     "tile_dot": _tile_dot(at.TILE_DOT),
@@ -344,6 +355,7 @@ CASES: dict[str, Case] = DOT_CASES | {
     "normalise_head": _normalise_head,
     "delta_head": _delta_head,
     "gated_norm_head": _gated_norm_head,
+    "argmax_row": _argmax_row,
 }
 
 
@@ -356,7 +368,7 @@ def steps(kernels: Kernels, name: str, dtype: str) -> list[bytes]:
 
     def step(slots: list[int], positions: range | list[int], tokens: list[int], threads: int) -> None:
         rows = Rows(slots, positions, tokens, range(len(tokens)))
-        results.append(np.array(run.step(rows, threads=threads, dtype=dtype)).tobytes())
+        results.append(run.step(rows, threads=threads, dtype=dtype).values.tobytes())
         for slot, last in dict(zip(slots, positions, strict=True)).items():
             run.commit(slot, last + 1)
 

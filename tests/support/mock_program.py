@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from caldrix_kernels.argmax.reference import argmax
 from caldrix_protocol.refusals import Refused
 from caldrixd.lanes.lane import Logits, Rows, Snapshot, StepCancelled
 from caldrixd.plan.plan import KvState, Op, Plan, RecurrentState, Weight
@@ -137,7 +138,7 @@ class MockProgram:
             raise StepCancelled
         self.steps.append(rows)
         self.settings_of_steps.append((dtype, threads))
-        return logits
+        return Logits(logits, argmax(logits))
 
     def cancel(self) -> None:
         self.cancelled.set()

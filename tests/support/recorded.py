@@ -12,7 +12,7 @@ import numpy.typing as npt
 from caldrixd.engine.engine import TokenEvent
 from caldrixd.lanes import cpu
 from caldrixd.lanes.cpu import CpuProgram
-from caldrixd.lanes.lane import Rows, Variant
+from caldrixd.lanes.lane import Logits, Rows, Variant
 from caldrixd.plan.plan import Plan, Tensor
 
 Float32 = npt.NDArray[np.float32]
@@ -47,14 +47,14 @@ class Recorded:
         for slot in sorted(self._slots):
             self.release(slot)
 
-    def step(self, rows: Rows, *, threads: int, dtype: str = "f32") -> Float32:
+    def step(self, rows: Rows, *, threads: int, dtype: str = "f32") -> Logits:
         if self.break_off:
             # Some stages are run, another number each time; the cancel word stops the step that follows.
             self._stage = (self._stage + 1) % len(self._program._program)
             self._program.step(rows, threads=threads, dtype=dtype, ops=(0, self._stage))
             self.break_off()
         logits = self._program.step(rows, threads=threads, dtype=dtype)
-        self.logits += [row.copy() for row in logits]
+        self.logits += [row.copy() for row in logits.values]
         return logits
 
     def take(self, events: Sequence[TokenEvent]) -> list[tuple[TokenEvent, Float32]]:

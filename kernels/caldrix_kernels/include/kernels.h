@@ -46,6 +46,7 @@ void gates_row(ARGUMENTS_7);
 void normalise_head(ARGUMENTS_4);
 void delta_head(ARGUMENTS_15);
 void gated_norm_head(ARGUMENTS_7);
+void argmax_row(ARGUMENTS_3);
 
 // linear: tile[m, 0:32] += bias; out[m, 0:32] = tile[m, 0:32]; out[m, 0:32] += tile[m, 0:32].
 void add_bias(int64_t tile, int64_t stride, int64_t rows, int64_t bias);

@@ -30,6 +30,7 @@ void combine_item(int64_t step, int64_t thread, int64_t row, int64_t m);
 void conv_item(int64_t step, int64_t thread, int64_t row, int64_t m);
 void delta_item(int64_t step, int64_t thread, int64_t row, int64_t item);
 void gated_norm_item(int64_t step, int64_t thread, int64_t row, int64_t m);
+void argmax_item(int64_t step, int64_t thread, int64_t row, int64_t m);
 
 // Few rows: every thread norms all of them into memory of its own, which is cheaper than a barrier.
 void norm_alone(int64_t step, int64_t thread, int64_t row);

@@ -33,6 +33,7 @@ static const stage stages[] = {
     [AT_CONV] = {row_count, conv_item},
     [AT_DELTA] = {delta_items, delta_item},
     [AT_GATED_NORM] = {row_count, gated_norm_item},
+    [AT_ARGMAX] = {row_count, argmax_item},
 };
 
 // Products of few rows: a claim takes an equal part of what is left, else one item.
@@ -103,6 +104,7 @@ EXPORTED void (*const kernel_table[])(void) = {
     ENTRY(AT_NORMALISE_HEAD, normalise_head),
     ENTRY(AT_DELTA_HEAD, delta_head),
     ENTRY(AT_GATED_NORM_HEAD, gated_norm_head),
+    ENTRY(AT_ARGMAX_ROW, argmax_row),
 };
 
 EXPORTED const int64_t kernel_count = sizeof kernel_table / sizeof *kernel_table;

@@ -86,7 +86,8 @@ CONTROL_BYTES = 1024
     NORMALISE_HEAD,
     DELTA_HEAD,
     GATED_NORM_HEAD,
-) = range(21)
+    ARGMAX_ROW,
+) = range(22)
 
 # --- ops --------------------------------------------------------------------------------------------
 (
@@ -102,7 +103,8 @@ CONTROL_BYTES = 1024
     CONV,  # causal convolution, and what the delta rule reads of a row alone
     DELTA,  # the delta rule over the rows of each sequence
     GATED_NORM,
-) = range(12)
+    ARGMAX,  # of each row of the logits, as int64
+) = range(13)
 
 ROW_WORDS = 46
 (
@@ -118,7 +120,7 @@ ROW_WORDS = 46
     BIAS,  # address index of float32 bias in panel order, 0 = none
     ITEMS,  # panels of a linear; heads of HEADS
     EPILOGUE,
-    TRUE_WIDTH,  # norm: the width the mean divides by
+    TRUE_WIDTH,  # norm: the width the mean divides by; ARGMAX: the logits of a row
     EPSILON,  # float32 bits
     Q_HEADS,
     KV_HEADS,

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from caldrix_kernels.argmax.numba_cpu import argmax_row
 from caldrix_kernels.attention.numba_cpu import attend_block, finish_head, merge_partials
 from caldrix_kernels.causal_conv.numba_cpu import conv_row, conv_state
 from caldrix_kernels.delta_rule.numba_cpu import delta_head, gates_row, normalise_head
@@ -38,6 +39,7 @@ from caldrix_kernels.step import layout as at
 from caldrix_kernels.step.attention.numba_cpu import attention_item, attention_items, head_items, head_run
 from caldrix_kernels.step.delta.numba_cpu import conv_item, delta_item, delta_items, gated_norm_item
 from caldrix_kernels.step.dense.numba_cpu import (
+    argmax_item,
     embed_item,
     gather_item,
     linear_items,
@@ -94,6 +96,8 @@ def run_item(step, thread, row, code, item):
         delta_item(step, row, item)
     elif code == at.GATED_NORM:
         gated_norm_item(step, row, item)
+    elif code == at.ARGMAX:
+        argmax_item(step, row, item)
 
 
 @routine("void(int64, int64, int64, int64, int64, int64)")
@@ -191,4 +195,5 @@ KERNELS = {
     at.NORMALISE_HEAD: normalise_head,
     at.DELTA_HEAD: delta_head,
     at.GATED_NORM_HEAD: gated_norm_head,
+    at.ARGMAX_ROW: argmax_row,
 }

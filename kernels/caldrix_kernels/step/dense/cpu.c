@@ -1,4 +1,4 @@
-// Items of embedding, norms, matrix products and gathers.
+// Items of embedding, norms, matrix products, gathers and the highest logit.
 #include "stages.h"
 
 void embed_item(int64_t step, int64_t thread, int64_t row, int64_t m)
@@ -24,6 +24,14 @@ void gather_item(int64_t step, int64_t thread, int64_t row, int64_t number)
     int64_t source = address_at(step, word(row, AT_SOURCE)) + m * stride;
     int64_t target = address_at(step, word(row, AT_TARGET)) + number * stride;
     memcpy((void *)target, (const void *)source, (size_t)stride);
+}
+
+void argmax_item(int64_t step, int64_t thread, int64_t row, int64_t m)
+{
+    (void)thread;
+    int64_t x = address_at(step, word(row, AT_SOURCE)) + m * word(row, AT_SOURCE_STRIDE);
+    int64_t out = address_at(step, word(row, AT_TARGET)) + m * word(row, AT_TARGET_STRIDE);
+    ((kernel_3)kernel_at(step, AT_ARGMAX_ROW))(x, word(row, AT_TRUE_WIDTH), out);
 }
 
 static void norm_into(int64_t step, int64_t row, int64_t m, int64_t target)

@@ -1,4 +1,4 @@
-"""Items of the stages of every decoder: embedding, norms, matrix products and gathers."""
+"""Items of the stages of every decoder: embedding, norms, matrix products, gathers and the highest logit."""
 
 from caldrix_kernels.embed.numba_cpu import embed_panelled, embed_row_major
 from caldrix_kernels.intrinsics.jit import call, routine
@@ -64,6 +64,13 @@ def gather_item(step, row, number):
     stride = word(row, at.SOURCE_STRIDE)
     source, target = address(step, word(row, at.SOURCE)), address(step, word(row, at.TARGET))
     copy_row(source + m * stride, target + number * stride, stride)
+
+
+@routine("void(int64, int64, int64)")
+def argmax_item(step, row, m):
+    x = address(step, word(row, at.SOURCE)) + m * word(row, at.SOURCE_STRIDE)
+    out = address(step, word(row, at.TARGET)) + m * word(row, at.TARGET_STRIDE)
+    call(kernel_at(step, at.ARGMAX_ROW), (x, word(row, at.TRUE_WIDTH), out))
 
 
 @routine("void(int64, int64, int64, int64)")

@@ -1,0 +1,1 @@
+"""The likeliest token of a row of logits."""
