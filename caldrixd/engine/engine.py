@@ -85,16 +85,16 @@ class Engine:
                 raise ValueError(f"request {request.id} is not finished")
             self._waiting.append((request, now))
 
-    def cancel(self, id: int, *, sparing: bool = False) -> None:
-        """End a request with "cancelled", stopping the running step if it is part of it.
+    def cancel(self, id: int) -> None:
+        """End a request with "cancelled". Nothing happens for one that is unknown or finished.
 
-        With `sparing` a step that others are part of goes on, since it would be run for them once more.
-        Nothing happens for a request that is unknown or finished.
+        The running step is stopped when all that are part of it are cancelled: for any other it would have to
+        be run once more.
         """
         with self._lock:
             if self._knows(id):
                 self._cancelled.add(id)
-                if id in self._running and (not sparing or len(self._running) == 1):
+                if id in self._running and self._running <= self._cancelled:
                     self._program.cancel()
 
     def step(self) -> list[TokenEvent]:

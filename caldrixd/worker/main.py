@@ -139,10 +139,10 @@ class Answers:
         try:
             messages = reply.advance(event)
         except BaseException as error:
-            self._loaded.engine.cancel(event.id, sparing=True)
+            self._loaded.engine.cancel(event.id)
             messages = [refusal_for(error, self._wanted)]
         if event.finish is None and messages and type(messages[-1]) is Done:
-            self._loaded.engine.cancel(event.id, sparing=True)
+            self._loaded.engine.cancel(event.id)
         for message in messages:
             if type(message) in (Done, Refusal):
                 self._end(event.id, message)

@@ -281,14 +281,14 @@ def test_a_cancel_from_another_thread_stops_the_running_step() -> None:
 
 
 @pytest.mark.parametrize("k", range(2, 6))
-def test_a_sparing_cancel_lets_the_step_of_others_go_on(k: int) -> None:
+def test_a_cancel_lets_the_step_of_others_go_on(k: int) -> None:
     program = MockProgram()
     engine = Engine(program)
     steps = iter(range(100))
 
     def during(rows: Rows) -> None:
         if next(steps) == k:
-            engine.cancel(1, sparing=True)
+            engine.cancel(1)
 
     program.during = during
     engine.submit(request(1, max_tokens=100))
@@ -299,11 +299,23 @@ def test_a_sparing_cancel_lets_the_step_of_others_go_on(k: int) -> None:
     assert next(steps) == len(program.steps) == 10
 
 
-def test_a_sparing_cancel_stops_a_step_that_nobody_else_is_in() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_step_is_stopped_when_all_that_are_in_it_are_cancelled(count: int) -> None:
     program = MockProgram()
     engine = Engine(program)
-    program.during = lambda rows: engine.cancel(1, sparing=True)
-    assert (answer(engine, request(1)).tokens, program.steps) == ([], [])
+    ids = range(1, count + 1)
+
+    def during(rows: Rows) -> None:
+        for id in ids:
+            assert not program.cancelled.is_set()
+            engine.cancel(id)
+
+    program.during = during
+    for id in ids:
+        engine.submit(request(id))
+    replies = drain(engine)
+    assert [(reply.tokens, reply.finish) for reply in replies.values()] == [([], "cancelled")] * count
+    assert program.steps == []
 
 
 # --- failures -----------------------------------------------------------------------------------
@@ -446,6 +458,7 @@ def test_no_history_changes_a_reply(
         def cancel_due(rows: Rows | None = None, due: list[int] = due) -> None:
             while due:
                 engine.cancel(due.pop())
+                program.cancel()
 
         program.during = cancel_due if inside else lambda rows: None
         if not inside:

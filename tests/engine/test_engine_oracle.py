@@ -184,6 +184,7 @@ def cancelled_in_step(engine: Engine, k: int, inside: bool, monkeypatch: pytest.
 
         def cancel(*arguments: Any) -> Any:
             engine.cancel(1)
+            engine._program.cancel()
             return gather(*arguments)
 
         with monkeypatch.context() as patch:

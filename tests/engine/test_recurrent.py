@@ -144,6 +144,7 @@ def test_a_reply_cancelled_at_step_k_leaves_a_clean_cache(program: MockProgram, 
 
     def during(rows: Rows) -> None:
         engine.cancel(1)
+        program.cancel()
 
     if inside:
         program.during = during

@@ -21,7 +21,7 @@ Float32 = npt.NDArray[np.float32]
 class Recorded:
     """A program in an engine's hands: it keeps the logits it gave, and a step of it can be broken off.
 
-    `break_off` is called in the middle of a step, until it is taken away, and is to cancel a request of it.
+    `break_off` is called in the middle of a step, until it is taken away, and the step is stopped there.
     """
 
     def __init__(self, program: CpuProgram) -> None:
@@ -53,6 +53,7 @@ class Recorded:
             self._stage = (self._stage + 1) % len(self._program._program)
             self._program.step(rows, threads=threads, dtype=dtype, ops=(0, self._stage))
             self.break_off()
+            self._program.cancel()
         logits = self._program.step(rows, threads=threads, dtype=dtype)
         self.logits += [row.copy() for row in logits.values]
         return logits
