@@ -62,11 +62,16 @@ class Tensors(Mapping[str, Tensor]):
         self._places = places
 
     def __getitem__(self, name: str) -> Tensor:
+        import numpy as np
+
         place = self._places[name]
         data = place.data()
         if data.size and data.ctypes.data % ITEM_BYTES.get(place.entry.dtype, 1):
-            # The format allows any offset; kernels do not. The copy takes the place of the file's pages.
-            data = data.copy()
+            # The format allows any offset; kernels do not. The copy takes the place of the file's pages, and
+            # goes back to the system as they do: what malloc has, it may keep.
+            copy = np.frombuffer(mmap.mmap(-1, data.size), np.uint8)
+            copy[:] = data
+            data = copy
             place.release()
             data.flags.writeable = False
         return Tensor(place.entry.dtype, place.entry.shape, data, place.release)
