@@ -137,7 +137,7 @@ def _start(
         if process is not None and process.poll() is not None:
             ended += holder(address) is None
             if ended >= ATTEMPTS:
-                raise Refused("daemon/exited", reason=_ending(process.returncode), log=_log_file(environment))
+                raise _exited(process.returncode, environment)
             process = None
         if process is None and holder(address) is None:
             process = _spawn(environment)
@@ -257,6 +257,15 @@ def _busy(address: Address) -> Refused:
 
 def _not_started(environment: Mapping[str, str], patience: Patience) -> Refused:
     return Refused("daemon/did-not-start", seconds=f"{patience.start:g}", log=_log_file(environment))
+
+
+def _exited(status: int, environment: Mapping[str, str]) -> Refused:
+    from caldrix_protocol.limits import of_status
+
+    limited = of_status(status, "caldrixd")
+    if limited is not None:
+        return Refused("client/limit", **limited.fields)
+    return Refused("daemon/exited", reason=_ending(status), log=_log_file(environment))
 
 
 def _log_file(environment: Mapping[str, str]) -> str:

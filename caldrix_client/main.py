@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from caldrix_client.context import Context
     from caldrix_client.parse import Command
     from caldrix_client.terminal import Terminal
+    from caldrix_protocol.refusals import Refused
 
 GARBAGE = 100_000  # objects between two looks for garbage: imports make none, but would be looked through
 INTERRUPTED = 130
@@ -57,8 +58,9 @@ def _guarded(arguments: list[str], terminal: Terminal) -> int:
         terminal.clear()
         return int(ending.code or 0)
     except Refused as refused:
-        terminal.say(refused.text)
-        return EXIT_STATUS.get(refused.kind, 1)
+        shown = _blamed(refused)
+        terminal.say(shown.text)
+        return EXIT_STATUS.get(shown.kind, 1)
     except Exception as error:
         terminal.say(_reason(error))
         return 1
@@ -114,6 +116,16 @@ def _hold_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDONLY)
+
+
+def _blamed(refused: Refused) -> Refused:
+    """What no file could be opened for is not refused for what it is."""
+    if refused.__context__ is None:
+        return refused
+    from caldrix_protocol.limits import behind
+
+    found = behind(refused, "caldrix")
+    return refused if found is refused else Refused("client/limit", **found.fields)
 
 
 def _reason(error: Exception) -> str:

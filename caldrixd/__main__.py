@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from caldrix_protocol import options
+from caldrix_protocol import limits, options
 from caldrix_protocol.build import find_build
 from caldrix_protocol.refusals import EXIT_STATUS, Refused
 from caldrix_protocol.usage import daemon_help
@@ -35,7 +35,7 @@ def main() -> int:
         return EXIT_STATUS[refused.kind]
     except Exception as error:
         logging.critical("%s", log.describe(error))
-        return 1
+        return limits.exit_status(error)
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Session:
                 raise Refused("daemon/stopping")
             return await HANDLERS[type(request)](request, self._client, self._services)
         except Refused as refused:
-            return as_refusal(refused)
+            return as_refusal(limits.behind(refused, "caldrixd"))
         except Exception as error:
             limited = limits.exhausted(error, "caldrixd")
             return _internal(error) if limited is None else as_refusal(limited)

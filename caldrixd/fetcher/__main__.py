@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-from caldrix_protocol import codec, framing
+from caldrix_protocol import codec, framing, limits
 from caldrix_protocol.connection import as_refusal
 from caldrix_protocol.messages import Done, Message
 from caldrix_protocol.refusals import Refused
@@ -51,14 +51,16 @@ def main(arguments: list[str]) -> int:
 
 def _last(arguments: list[str], send: demo.Send, wanted: threading.Event) -> Message:
     """Fetch, and what is to be said at the end. Raises BrokenPipeError."""
+    who = "the downloading process"
     try:
         _fetch(arguments, send, wanted)
     except Refused as refused:
-        return as_refusal(refused)
+        return as_refusal(limits.behind(refused, who))
     except BrokenPipeError:
         raise
     except Exception as error:
-        return as_refusal(Refused("daemon/internal", id=log.incident(error)))
+        limited = limits.exhausted(error, who)
+        return as_refusal(limited or Refused("daemon/internal", id=log.incident(error)))
     return Done()
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import anyio
 import anyio.abc
 
-from caldrix_protocol import codec, framing
+from caldrix_protocol import codec, framing, limits
 from caldrix_protocol.messages import FROM_FETCHER, Done, Message, Planned, Progress, Refusal
 from caldrix_protocol.refusals import Refused
 from caldrixd import log
@@ -174,7 +174,8 @@ class Fetch:
         except Refused as refused:
             self._refusal = refused
         except Exception as error:
-            self._refusal = Refused("daemon/internal", id=log.incident(error))
+            limited = limits.exhausted(error, "caldrixd")
+            self._refusal = limited or Refused("daemon/internal", id=log.incident(error))
         finally:
             self.ending = True
             self.planned.set()

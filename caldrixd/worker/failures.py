@@ -13,9 +13,10 @@ from caldrixd import log
 
 def refusal_for(error: BaseException, wanted: Load) -> Refusal:
     """The sentence for any exception."""
+    who = f"the worker process of {wanted.model}"
     if isinstance(error, Refused):
-        return as_refusal(error)
-    found = limits.exhausted(error, f"the worker process of {wanted.model}")
+        return as_refusal(limits.behind(error, who))
+    found = limits.exhausted(error, who)
     if found is not None:
         return as_refusal(found)
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
@@ -25,6 +26,8 @@ def refusal_for(error: BaseException, wanted: Load) -> Refusal:
 
 def broken_installation(error: ImportError, wanted: Load) -> Refusal:
     """The sentence for a worker that cannot import its parts; the last line is a library's reason."""
+    if (found := limits.exhausted(error, f"the worker process of {wanted.model}")) is not None:
+        return as_refusal(found)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     reason = lines[-1].removeprefix("Original error was: ")
     memory = limits.in_force(*limits.MEMORY)
