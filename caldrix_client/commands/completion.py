@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from caldrix_client.commands.help import COMMANDS, MODELS
+from caldrix_client.commands.ps import TITLES
 from caldrix_client.context import Context
 from caldrix_client.parse import SHELLS, Completion
 from caldrix_protocol.aliases import ALIASES
@@ -34,7 +35,9 @@ ARGUMENTS = {
     "help": Offer(tuple(COMMANDS)),
 }
 GROUP = "models"
-MODELS_OF_PS = "sed '1d; s/  .*//'"  # the first column without its title; `ps` starts no daemon
+# The first column of `ps`, which starts no daemon, without its title. The others are taken away from the line's
+# end, since a path may have two spaces.
+MODELS_OF_PS = f"sed -E '1d; s/(  +[^ ]+( [^ ]+)*){{{len(TITLES) - 1}}}$//'"
 
 
 def execute(command: Completion, context: Context) -> int:

@@ -121,9 +121,10 @@ LINES = {
     "caldrix models rm ": {*ALIASES},
     "caldrix models rm demo --": {"--yes"},
     "caldrix models list ": set(),
-    "caldrix stop ": {"smollm2", "owner/name@v1", "/mod els/one"},
+    "caldrix stop ": {"smollm2", "owner/name@v1", "/mod els/one", "/two  spaces  cpu  idle"},
     "caldrix stop s": {"smollm2"},
     "caldrix stop /mod": {"/mod els/one"},
+    "caldrix stop /two": {"/two  spaces  cpu  idle"},
     "caldrix stop demo": set(),
     "caldrix stop --": {"--daemon"},
     "caldrix completion ": {*SHELLS},
@@ -225,7 +226,7 @@ def holding(*models: str) -> Script:
     """A daemon that has loaded these."""
 
     def script(talk: Talk, request: Message) -> None:
-        talk.send(*(Loaded(model, "cpu", "idle", 7, 1, 0, 0.0) for model in models), Done())
+        talk.send(*(Loaded(model, "cpu", "idle", 7, 1, 0, 0.0, "x86-64-v3") for model in models), Done())
 
     return script
 
@@ -256,7 +257,7 @@ def test_each_shell_completes_with_its_script(
     (tmp_path / "modest").mkdir()
     (tmp_path / "model.txt").touch()
     put_on_path(home, monkeypatch)
-    with Peer(home.address, holding("smollm2", "owner/name@v1", "/mod els/one")):
+    with Peer(home.address, holding("smollm2", "owner/name@v1", "/mod els/one", "/two  spaces  cpu  idle")):
         offers_of = dict(zip(LINES, offered(path, list(LINES)), strict=True))
     found = {}
     for line, offers in offers_of.items():
