@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 import plistlib
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -63,8 +64,24 @@ def test_the_launch_agent() -> None:
     assert agent["ExitTimeOut"] > Config.drain_seconds
 
 
+def test_what_the_service_may_write_to() -> None:
+    """All may be read, since models stand anywhere; `yes` would shut out what is below, whatever is added."""
+    service = section("caldrixd.service", "Service")
+    assert service["ProtectHome"] == "read-only"
+    assert service["ReadWritePaths"].split() == ["%C", "%S", "-%h/.cache/huggingface"]
+
+
+def drop_in(directory: Path) -> str:
+    """What docs/run.md adds for a cache elsewhere, as it is of that directory."""
+    (block,) = re.findall(r"^```ini\n(.*?)^```$", (ROOT / "docs/run.md").read_text("utf-8"), re.M | re.S)
+    assert "/data/huggingface" in block
+    return str(block).replace("/data/huggingface", str(directory))
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    (tmp_path / "caldrixd.service.d").mkdir()
+    (tmp_path / "caldrixd.service.d" / "override.conf").write_text(drop_in(tmp_path), "utf-8")
     program = tmp_path / ".local/bin/caldrixd"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n", "ascii")

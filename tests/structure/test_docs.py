@@ -93,7 +93,7 @@ def test_fenced_blocks_say_what_they_are() -> None:
         for path in PAGES
         for language in re.findall(r"^```(.+)$", path.read_text("utf-8"), re.MULTILINE)
     }
-    assert languages <= {"sh", "text", "python", "json"}
+    assert languages <= {"sh", "text", "python", "json", "ini"}
 
 
 @pytest.fixture
@@ -134,4 +134,4 @@ def test_commands_run(path: Path, shell: dict[str, str], tmp_path: Path) -> None
                 )
                 assert done.returncode == 0, (commands, done.stdout, done.stderr)
     finally:
-        subprocess.run(["caldrix", "stop", "--daemon"], env=shell, capture_output=True, timeout=60)
+        subprocess.run(["caldrix", "stop", "--daemon"], env=shell, capture_output=True, timeout=300)
