@@ -64,10 +64,11 @@ class Channel:
     def is_over(self) -> bool:
         """Whether the daemon has closed the connection, or said that it will; asked while no request runs."""
         try:
-            self._socket.recv(1, socket.MSG_PEEK)
+            if self._connection.next_event() is NEED_DATA:
+                self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
-        except OSError:
+        except (OSError, ProtocolError):
             return True
         return True
 

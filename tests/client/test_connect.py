@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -140,7 +141,7 @@ def test_a_daemon_that_ends_as_the_first_request_comes_is_left_for_another(home:
     with Peer(home.address, refusing(0)) as peer, connect(home.environment, no_start) as channel:
         assert list(exchange(channel, Ps(), Interrupts())) == [Done()]
         assert list(exchange(channel, Doctor(), Interrupts())) == [Done()]
-        assert peer.gone.is_set()
+        assert peer.gone.wait(SECONDS)
     assert peer.requests == [Ps(), Ps(), Doctor()]
 
 
@@ -303,13 +304,16 @@ def test_a_daemon_that_is_killed_while_starting_is_refused_by_its_signal(home: H
 
 
 def test_a_daemon_that_never_listens_is_refused_with_its_log(home: Home) -> None:
-    environment = with_daemon(home, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
+    pipe = home.path / "pid"  # which whoever reads it waits for
+    os.mkfifo(pipe)
+    tell = f"print(os.getpid(), file=open({str(pipe)!r}, 'w'), flush=True)"
+    environment = with_daemon(home, f"import os, signal; {tell}; signal.pause()")
     with pytest.raises(Refused) as refused:
-        connect(environment, no_start, Patience(answer=0.2, start=2.0))
+        connect(environment, no_start, Patience(answer=0.2, start=0.5))
     try:
-        assert refused.value.text == f"caldrixd did not start within 2 s; its log is {home.log}"
+        assert refused.value.text == f"caldrixd did not start within 0.5 s; its log is {home.log}"
     finally:
-        os.kill(int(home.log.read_text()), signal.SIGKILL)
+        os.kill(int(pipe.read_text()), signal.SIGKILL)
 
 
 def test_a_daemon_starts_in_its_own_session_with_an_allow_listed_environment(home: Home) -> None:
@@ -330,17 +334,26 @@ def test_a_daemon_starts_in_its_own_session_with_an_allow_listed_environment(hom
 
 
 def test_a_connection_is_over_when_the_daemon_says_that_it_ends_and_when_it_is_closed(home: Home) -> None:
+    """Also when the word came along with the end of a request."""
+    answered = threading.Event()
+    goodbye = as_refusal(Refused("daemon/stopping"))
+
     def script(talk: Talk, request: Message) -> None:
-        talk.send(Done())
+        talk.send(*((Done(), goodbye) if type(request) is Stop else (Done(),)))
+        assert answered.wait(SECONDS)
         if type(request) is Ps:
-            talk.send(as_refusal(Refused("daemon/stopping")))
-        else:
+            talk.send(goodbye)
+        elif type(request) is Doctor:
             talk.stream.shutdown(socket.SHUT_RDWR)
 
     with Peer(home.address, script):
-        for request in (Ps(), Doctor()):
+        for request in (Ps(), Doctor(), Stop()):
+            answered.clear()
             with connect(home.environment, no_start) as channel:
                 assert not channel.is_over
                 assert list(exchange(channel, request, Interrupts())) == [Done()]
-                select.select([channel._socket], [], [], SECONDS)
+                assert channel.is_over == (type(request) is Stop)
+                answered.set()
+                if type(request) is not Stop:
+                    assert select.select([channel._socket], [], [], SECONDS)[0]
                 assert channel.is_over

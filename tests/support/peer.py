@@ -24,8 +24,8 @@ class Talk:
         self._connection = Connection("daemon")
 
     def send(self, *messages: Message) -> None:
-        for message in messages:
-            self.stream.sendall(self._connection.send(message))
+        """All messages in one write."""
+        self.stream.sendall(b"".join(map(self._connection.send, messages)))
 
     def receive(self) -> Message | None:
         """The next message of the client; None when it has gone."""
