@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from caldrix_client.terminal import safe
 from caldrix_protocol.refusals import sentence
-from tests.support.cli import Home, Screen
+from tests.support.cli import SECONDS, Home, Screen
 from tests.support.models import smollm2, tiny
 
 LLAMA = str(tiny("tiny-llama"))
@@ -36,9 +37,13 @@ def said(err: str) -> list[str]:
     return [line for line in lines if not line.startswith(about)]
 
 
-def becomes_idle(home: Home) -> bool:
-    """Whether `caldrix ps` shows the model idle, if not at once then after some looks."""
-    return any("  idle  " in home.caldrix("ps").out for _ in range(100))
+def becomes(home: Home, state: str) -> bool:
+    """Whether `caldrix ps` shows a model in this state, if not at once then some looks later."""
+    deadline = time.monotonic() + SECONDS
+    while f"  {state}  " not in home.caldrix("ps").out:
+        if time.monotonic() > deadline:
+            return False
+    return True
 
 
 def test_answers_stream_into_the_terminal(shared: Home) -> None:
@@ -90,7 +95,7 @@ def test_ctrl_c_in_the_answer_stops_it_and_keeps_the_chat(home: Home, endless: s
             screen.press("\x03")
             screen.expect("caldrix: load ")
         screen.ready()
-        assert becomes_idle(home)
+        assert becomes(home, "idle")
         screen.press("\x03")
         assert screen.end() == 0
 
@@ -351,7 +356,7 @@ def test_a_chat_outlives_its_daemon_and_its_worker(home: Home, endless: str) -> 
         screen.ready()
         screen.press("hi\r")
         screen.expect("\x1b[?2004l")
-        assert is_answering(home)
+        assert becomes(home, "answering")
         os.kill(daemon(home), signal.SIGKILL)
         screen.expect("caldrix: caldrixd closed the connection before the request ended\r\n")
         screen.ready()
@@ -360,22 +365,18 @@ def test_a_chat_outlives_its_daemon_and_its_worker(home: Home, endless: str) -> 
         screen.ready()
         screen.press("hi\r")
         screen.expect("caldrix: started caldrixd (pid ")
-        assert is_answering(home)
+        assert becomes(home, "answering")
         screen.press("\x03")
         screen.ready()
         assert home.caldrix("stop").status == 0  # the model is loaded again for the next message
         screen.press("hi\r")
         screen.expect("caldrix: loading ")
-        assert is_answering(home)
+        assert becomes(home, "answering")
         os.kill(worker(home), signal.SIGKILL)
         screen.expect("caldrix: the worker process of ")
         screen.ready()
         screen.press("\x04")
         assert screen.end() == 0
-
-
-def is_answering(home: Home) -> bool:
-    return any("  answering  " in home.caldrix("ps").out for _ in range(100))
 
 
 def daemon(home: Home) -> int:
@@ -428,14 +429,14 @@ def test_sigterm_and_a_reader_that_leaves_free_the_model(home: Home, endless: st
     assert process.stdout is not None
     assert process.stdout.read(1)
     process.terminate()
-    assert process.wait(60) == 143
+    assert process.wait(SECONDS) == 143
     process.communicate()
-    assert becomes_idle(home)
+    assert becomes(home, "idle")
     process = home.start("run", endless, "-p", "hi", "--ctx", str(1 << 17))
     assert process.stdout is not None
     assert process.stdout.read(5)
     process.stdout.close()
-    assert process.wait(60) == 141
-    assert becomes_idle(home)
+    assert process.wait(SECONDS) == 141
+    assert becomes(home, "idle")
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read().decode()

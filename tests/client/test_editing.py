@@ -234,7 +234,7 @@ def test_the_terminal_is_left_as_it_was_when_the_chat_is_terminated(
         screen.press("half")
         screen.expect("half")
         screen.process.send_signal(number)
-        assert screen.process.wait(60) == status
+        assert screen.process.wait(SECONDS) == status
         assert termios.tcgetattr(screen.terminal) == before
 
 

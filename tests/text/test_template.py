@@ -19,7 +19,7 @@ from caldrixd.text.template import LIMITS
 from tests.text.conftest import TINY, MakeTemplate
 
 USER = [{"role": "user", "content": "hi"}]
-QUICK = replace(LIMITS, seconds=1)
+QUICK = replace(LIMITS, seconds=3)  # four times as long by the clock: enough to start a process
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_an_endless_template_is_stopped(make_template: MakeTemplate, source: str
     with pytest.raises(Refused) as caught:
         loaded.render([{"role": "user", "content": "go"}])
     assert caught.value.code == "template/too-slow"
-    assert "over 1 s" in caught.value.text
+    assert "over 3 s" in caught.value.text
     assert loaded.render(USER) == "ok"
 
 
@@ -211,7 +211,7 @@ def test_processor_time_alone_stops_a_renderer() -> None:
     request = {"source": SLOW[0], "messages": USER, "variables": {}, "now": "2024-07-03"}
     body = json.dumps(request).encode()
     result = subprocess.run(
-        arguments, input=len(body).to_bytes(4) + body, capture_output=True, check=False, timeout=60
+        arguments, input=len(body).to_bytes(4) + body, capture_output=True, check=False, timeout=300
     )
     assert result.returncode == -signal.SIGXCPU
     assert result.stdout == b""
@@ -308,7 +308,7 @@ def test_the_renderer_ends_with_its_parent() -> None:
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     assert process.stdout is not None
     assert process.stdout.read() == b""
     process.stdout.close()
@@ -324,7 +324,7 @@ def test_the_renderer_can_open_and_start_nothing() -> None:
         "try:\n    open('/etc/passwd')\nexcept OSError as error:\n    os.write(1, error.strerror.encode())\n"
         "os.write(1, repr(resource.getrlimit(resource.RLIMIT_NPROC)).encode())\n"
     )
-    result = subprocess.run([sys.executable, "-c", check], capture_output=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, check=True, timeout=300)
     assert result.stdout == b"Too many open files(0, 0)"
 
 
