@@ -35,8 +35,8 @@ ARGUMENTS = {
     "help": Offer(tuple(COMMANDS)),
 }
 GROUP = "models"
-# The first column of `ps`, which starts no daemon, without its title. The others are taken away from the line's
-# end, since a path may have two spaces.
+# The first column of `ps`, which starts no daemon, without its title. The others are taken away from the end,
+# since a path may have two spaces.
 MODELS_OF_PS = f"sed -E '1d; s/(  +[^ ]+( [^ ]+)*){{{len(TITLES) - 1}}}$//'"
 
 

@@ -62,6 +62,17 @@ def words(what: str) -> Callable[[str], str]:
     return check
 
 
+def some_words(flag: str) -> Callable[[str], str]:
+    """The same, but not empty."""
+
+    def check(text: str) -> str:
+        if not text:
+            raise Refused("usage/needs-value", flag=flag)
+        return words(flag)(text)
+
+    return check
+
+
 def prompt(text: str) -> str:
     if not text:
         raise Refused("usage/empty-prompt")

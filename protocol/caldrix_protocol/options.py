@@ -22,6 +22,7 @@ from caldrix_protocol.option import (
     prompt,
     repetition_penalty,
     seed,
+    some_words,
     stop,
     switch,
     temperature,
@@ -238,7 +239,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--draft-model",
         "DIR|ALIAS|REPO",
-        words("--draft-model"),
+        some_words("--draft-model"),
         None,
         "none",
         "speculate with this draft model (not available yet: the run goes on without it)",
@@ -344,7 +345,7 @@ OPTIONS: tuple[Option, ...] = (
         later="run/not-available",
     ),
     *(
-        Option(name, metavar, words(name), None, "none", doc, later="run/not-available")
+        Option(name, metavar, some_words(name), None, "none", doc, later="run/not-available")
         for name, metavar, doc in (
             ("--weight-pin", "NAMES", "streamed weights that stay in memory, by name"),
             ("--weight-pins", "FILE", "the same, from a file"),
@@ -471,7 +472,13 @@ def value(option: Option, flag: str, text: str | None) -> Any:
         return True
     if text is None:
         raise Refused("usage/needs-value", flag=flag)
-    return option.check(text)
+    try:
+        return option.check(text)
+    except Refused as refused:
+        if text.strip():
+            raise
+        quoted = {"value": f'"{text}"'}  # else it would not be seen
+        raise Refused(refused.code, **refused.fields | quoted) from None
 
 
 def check_together(values: Mapping[str, Any]) -> None:

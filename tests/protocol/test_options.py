@@ -99,8 +99,14 @@ def test_good_values(flag: str, text: str | None, result: Any) -> None:
     assert type(read(flag, text)) is type(result)
 
 
+def shown(text: str) -> str:
+    """A value in a sentence; one that would not be seen there has quotes."""
+    return text[:4000] if text.strip() else f'"{text}"'
+
+
 NO_NUMBERS = [
     "",
+    " \n",
     "0",
     "-1",
     "+1",
@@ -120,7 +126,7 @@ NO_NUMBERS = [
 @pytest.mark.parametrize("text", [*NO_NUMBERS, str(2**63)])
 def test_max_tokens_must_be_a_positive_integer(text: str) -> None:
     refused = refusal("--max-tokens", text)
-    assert refused.text.startswith(f"--max-tokens must be a positive integer, got {text[:4000]}")
+    assert refused.text.startswith(f"--max-tokens must be a positive integer, got {shown(text)}")
     assert EXIT_STATUS[refused.kind] == 2
 
 
@@ -135,7 +141,7 @@ def test_max_tokens_must_be_a_positive_integer(text: str) -> None:
 def test_engine_flags_are_refused_with_status_1(flag: str, text: str, code: str) -> None:
     refused = refusal(flag, text)
     assert refused.code == code
-    assert f"got {text[:4000]}" in refused.text
+    assert f"got {shown(text)}" in refused.text
     assert EXIT_STATUS[refused.kind] == 1
 
 
@@ -173,7 +179,7 @@ NO_REALS = ["", "?", "-", ".", "1_0", " 1", "0x1", "nan", "inf", "-inf", "1e400"
 )
 def test_a_knob_out_of_range_is_refused_by_name(flag: str, text: str, words: str) -> None:
     refused = refusal(flag, text)
-    assert refused.text == f"{words}, got {text}"
+    assert refused.text == f"{words}, got {shown(text)}"
     assert EXIT_STATUS[refused.kind] == 2
 
 
@@ -204,7 +210,8 @@ def test_stop_texts_add_up_to_sixteen() -> None:
             (
                 "--weight-budget",
                 text,
-                f"--weight-budget must be a positive byte count, optionally suffixed g or m, got {text}",
+                "--weight-budget must be a positive byte count, optionally suffixed g or m, got "
+                + shown(text),
             )
             for text in ("", "0", "g", "0m", "-1", "1.5g", "1k", "1G", "1gm")
         ),
@@ -257,7 +264,9 @@ def test_flags_whose_feature_is_to_come_are_refused_last(values: dict[str, int])
 @pytest.mark.parametrize("text", ["", "0", "2", "16", "01", "1.0", "-1", "8 ", "eight", "٨"])
 def test_max_batch_takes_two_numbers(text: str) -> None:
     refused = refusal("--max-batch", text)
-    assert refused.text == f"--max-batch {text}: must be 1 or 8 (the batched plan is compiled at B = 8)"
+    assert (
+        refused.text == f"--max-batch {shown(text)}: must be 1 or 8 (the batched plan is compiled at B = 8)"
+    )
     assert EXIT_STATUS[refused.kind] == 1
 
 
@@ -266,7 +275,7 @@ def test_max_batch_takes_two_numbers(text: str) -> None:
     [
         ("--backend", "cuda", "--backend must be auto, hip, metal or cpu, got cuda"),
         ("--backend", "CPU", "--backend must be auto, hip, metal or cpu, got CPU"),
-        ("--backend", "", "--backend must be auto, hip, metal or cpu, got "),
+        ("--backend", "", '--backend must be auto, hip, metal or cpu, got ""'),
         (
             "--backend",
             "host",
@@ -286,6 +295,8 @@ def test_max_batch_takes_two_numbers(text: str) -> None:
         ("--admin", None, "--admin: caldrix run serves no HTTP; use caldrix serve"),
         ("--admin-port", None, "--admin-port: caldrix run serves no HTTP; use caldrix serve"),
         ("--model-dir", "/m", "--model-dir: give the model as the first argument"),
+        ("--draft-model", "", "--draft-model needs a value"),
+        ("--weight-pin", "", "--weight-pin needs a value"),
         ("--draft-model", "\udc80", "--draft-model is not valid UTF-8"),
         ("--stop", "\udc80", "--stop is not valid UTF-8"),
         ("--seed", None, "--seed needs a value"),
@@ -357,7 +368,7 @@ def test_idle_unload_takes_seconds(text: str, seconds: float) -> None:
 def test_idle_unload_takes_nothing_else(text: str) -> None:
     refused = refusal("--idle-unload", text, "caldrixd")
     assert refused.code == "usage/idle-unload"
-    assert refused.text.endswith(f"got {text}")
+    assert refused.text.endswith(f"got {shown(text)}")
 
 
 def test_stop_has_one_switch() -> None:
