@@ -25,7 +25,7 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
 
 def refusal(cache: Cache) -> Refusal:
     """What the fetcher says at its end, and that it is no internal error and wrote no file outside."""
-    last, _ = cache.fetch(seconds=2)
+    last, _ = cache.fetch(seconds=10)
     assert type(last) is Refusal
     assert last.code != "daemon/internal"
     assert "\n" not in last.text

@@ -83,7 +83,7 @@ def test_what_is_complete_asks_the_hub_once(cache: Cache) -> None:
 def test_progress_never_goes_back_and_ends_at_the_total(cache: Cache) -> None:
     cache.server.fail("cut", WEIGHTS, at=2 * MIB, times=1)
     cache.server.fail("no-range", WEIGHTS, host="cdn", times=1)
-    last, fetcher = cache.fetch(seconds=1)
+    last, fetcher = cache.fetch()
     assert last == Done()
     progress = [(message.done, message.total) for message in fetcher.heard if type(message) is Progress]
     size = REPO.files[WEIGHTS].size
@@ -230,7 +230,7 @@ def test_who_holds_the_librarys_lock_and_does_nothing_is_named(cache: Cache) -> 
     lock.parent.mkdir(parents=True)
     with open(lock, "w") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
-        last, _ = cache.fetch(seconds=0.2)
+        last, _ = cache.fetch(seconds=3)
     assert type(last) is Refusal
     assert last.code == "hub/locked"
     assert str(lock) in last.text
@@ -241,16 +241,16 @@ def test_a_lock_file_that_nobody_holds_is_no_lock(cache: Cache) -> None:
     lock = cache.root / ".locks/models--tiny--llama" / f"{REPO.files[WEIGHTS].etag}.lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
-    assert cache.fetch(seconds=5)[0] == Done()
+    assert cache.fetch()[0] == Done()
 
 
 def test_two_processes_fetch_one_file_once(cache: Cache) -> None:
     cache.server.fail("stall", WEIGHTS, at=MIB, times=1)
-    first = cache.start()
+    first = cache.start(seconds=600)
     first.until(Planned)
     first.go_on()
     cache.server.wait(lambda: cache.server.sent(WEIGHTS) == MIB)
-    second = cache.start()
+    second = cache.start(seconds=600)
     second.until(Planned)
     second.go_on()
     cache.server.release()
@@ -291,37 +291,15 @@ def test_a_small_file_does_not_fill_the_disk(cache: Cache) -> None:
     assert max(path.stat().st_size for path in cache.root.rglob("*") if path.is_file()) <= 64 * MIB
 
 
-@pytest.mark.parametrize(
-    ("action", "method"),
-    [pytest.param("silent", "HEAD", marks=pytest.mark.slow), ("silent", "GET"), ("stall", "GET")],
-)
-def test_a_small_file_that_does_not_come_is_given_up(cache: Cache, action: str, method: str) -> None:
-    cache.server.fail(action, "tokenizer.json", method=method, at=100)
-    last, _ = cache.fetch(seconds=0.2)
+@pytest.mark.slow
+def test_a_small_file_of_unknown_size_is_given_up(cache: Cache) -> None:
+    cache.server.fail("silent", "tokenizer.json", method="HEAD")
+    last, _ = cache.fetch(seconds=2)
     assert type(last) is Refusal
     assert last.code == "hub/timeout"
     cache.server.heal()
     assert cache.fetch()[0] == Done()
     assert whole(cache, REPO)
-
-
-@pytest.mark.parametrize(
-    ("what", "host", "said"),
-    [
-        ("info", "hub", f"{NAME}: 127.0.0.1"),
-        ("tokenizer.json", "hub", f"{NAME}: 127.0.0.1"),
-        (WEIGHTS, "cdn", f"{WEIGHTS}: the download stalled at 0 of"),
-    ],
-)
-def test_a_host_whose_headers_do_not_end_is_given_up(cache: Cache, what: str, host: str, said: str) -> None:
-    """A byte comes always soon enough for a limit that begins anew with it."""
-    cache.server.fail("endless", what, host=host)
-    last, _ = cache.fetch(seconds=0.3)
-    assert type(last) is Refusal
-    assert last.text.startswith(said)
-    assert "sent less than 1024 bytes a second for 1.2 s" in last.text
-    cache.server.heal()
-    assert cache.fetch()[0] == Done()
 
 
 def test_a_fetcher_killed_in_a_small_file_leaves_nothing_for_ever(cache: Cache) -> None:

@@ -39,7 +39,7 @@ def start(cache: Cache, locks: str) -> Fetcher:
     directory.mkdir(exist_ok=True)
     (directory / "sitecustomize.py").write_text(locks)
     paths = [str(directory), *(path for path in sys.path if path)]
-    fetcher = cache.start(seconds=5, PYTHONPATH=os.pathsep.join(paths))
+    fetcher = cache.start(seconds=60, PYTHONPATH=os.pathsep.join(paths))
     fetcher.until(Planned)
     fetcher.go_on()
     return fetcher
