@@ -44,6 +44,9 @@ VALUES = (
 MAX_VALUE = 32 << 10
 MAX_MODEL = 4096
 
+# How the names end of files that are no model without those beside them.
+PARTS = (".json", ".safetensors")
+
 _SEARCH_PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 
 
@@ -92,8 +95,9 @@ def _require_text(what: str, value: str, limit: int) -> None:
 def model_argument(argument: str) -> str:
     """What the daemon is asked for: a directory by its absolute path, anything else as it was given.
 
-    Raises Refused (model/no-such-directory, model/file) for what is written as a directory and is none, and
-    for a file of weights; for what is no text or too long (usage/prompt-utf8, usage/too-long).
+    Raises Refused (model/no-such-directory, model/file, model/file-of-one) for what is written as a directory
+    and is none, and for a file of weights or of a model; for what is no text or too long (usage/prompt-utf8,
+    usage/too-long).
     """
     model = _named(argument)
     _require_text("the model argument", model, MAX_MODEL)
@@ -103,6 +107,8 @@ def model_argument(argument: str) -> str:
 def _named(argument: str) -> str:
     if os.path.isdir(argument):
         return absolute(argument)
+    if _is_part_of_model(argument):
+        raise Refused("model/file-of-one", path=argument, directory=os.path.dirname(argument) or ".")
     is_path = argument.startswith(("./", "../", "/", "~"))
     kind = kind_of(argument) or "a file"
     if os.path.isfile(argument) and (is_path or kind != "a file" or argument.endswith(".safetensors")):
@@ -110,6 +116,11 @@ def _named(argument: str) -> str:
     if is_path:
         raise Refused("model/no-such-directory", path=argument)
     return argument
+
+
+def _is_part_of_model(path: str) -> bool:
+    beside = os.path.join(os.path.dirname(path), "config.json")
+    return path.endswith(PARTS) and os.path.isfile(path) and os.path.isfile(beside)
 
 
 def absolute(path: str) -> str:

@@ -255,6 +255,11 @@ _TABLE: tuple[Row, ...] = (
         "{path}: no such directory; it is {kind}, and inferno reads directories of config.json, a tokenizer "
         "and *.safetensors",
     ),
+    Row(
+        "model/file-of-one",
+        RUN,
+        "{path}: no such directory; it is a file of a model: give its directory, {directory}",
+    ),
     Row("model/not-readable", RUN, "caldrixd cannot read {path}: {reason}"),
     Row("model/own-directory", RUN, "{path} is a directory of yours; caldrix removes from its caches only"),
     Row("model/not-cached", RUN, "{model} is not in the cache {path}"),

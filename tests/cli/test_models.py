@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,28 @@ def test_a_file_is_no_model(shared: Home, place: Path, argument: str, kind: str)
         f"{argument}{NO_DIRECTORY}; it is {kind}, and inferno reads directories of config.json, a tokenizer"
     )
     assert result == Result(1, "", f"caldrix: {said} and *.safetensors\n")
+
+
+@pytest.mark.parametrize(
+    ("argument", "directory"),
+    [
+        ("./tiny/config.json", "./tiny"),
+        ("tiny/tokenizer.json", "tiny"),
+        ("tiny/../tiny/model.safetensors", "tiny/../tiny"),
+    ],
+)
+def test_a_file_of_a_model_leads_to_its_directory(
+    shared: Home, tmp_path: Path, argument: str, directory: str
+) -> None:
+    said = f"{NO_DIRECTORY}; it is a file of a model: give its directory, "
+    shutil.copytree(MODEL, tmp_path / "tiny")
+    for command in ("run", "pull", "models plan"):
+        result = run_in(tmp_path, shared, *command.split(), argument)
+        assert result == Result(1, "", f"caldrix: {argument}{said}{directory}\n")
+    inside = run_in(tmp_path / "tiny", shared, "run", "config.json", *ONE_TOKEN)
+    assert inside == Result(1, "", f"caldrix: config.json{said}.\n")
+    (tmp_path / "notes.json").write_text("{}")
+    assert NOT_A_MODEL in run_in(tmp_path, shared, "run", "notes.json", *ONE_TOKEN).err
 
 
 def test_near_misses_are_told_what_may_be_meant(shared: Home, place: Path) -> None:

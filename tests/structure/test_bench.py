@@ -40,7 +40,8 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
         ("--model ./nothere", "./nothere: no such directory"),
         ("--model smollm2", "smollm2: no such directory"),
         (f"--model {TINY} --model nothere", "nothere: no such directory"),
-        (f"--model {TINY}/config.json", f"{TINY}/config.json: no such directory; it is a file, and "),
+        (f"--model {TINY}/config.json", f"{TINY}/config.json: no such directory; it is a file of a model: "),
+        ("--model /dev/null", "/dev/null: no such directory"),
         (f"--model {TINY.parent}", f"{TINY.parent}: inferno needs config.json, a supported tokenizer and "),
     ],
 )
