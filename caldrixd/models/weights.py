@@ -222,7 +222,10 @@ def _open(path: Path) -> tuple[int, dict[str, Entry], mmap.mmap]:
     """Where the data section of one file starts, its header, and the whole file, from one descriptor."""
     with _opened(path) as (file, size):
         start, entries = read_header(file, path.name, size)
-        mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        try:
+            mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        except ValueError:  # it is no longer as long
+            raise Refused("weights/changed", file=path.name) from None
         if hasattr(mmap, "MADV_HUGEPAGE"):
             # Read ahead by 2 MB, and map what the page cache holds in as few faults.
             mapped.madvise(mmap.MADV_HUGEPAGE)

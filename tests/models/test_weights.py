@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import mmap
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.architectures import FAMILIES
-from caldrixd.models import files, gate, weights
+from caldrixd.models import files, gate, header, weights
 from tests.models.conftest import CONFIG, ModelDirectory
 from tests.support.hostile import HOSTILE_NAMES, TWINS
 from tests.support.models import TINY, tiny
@@ -63,6 +64,20 @@ def test_one_file_is_read_with_its_values(model: ModelDirectory) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_the_tiny_models_fit_their_plans(name: str) -> None:
     check(ModelDirectory(tiny(name)))
+
+
+def test_a_file_that_is_cut_once_its_header_is_read(
+    model: ModelDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.write_weights()
+
+    def cutting(file: BinaryIO, name: str, size: int) -> tuple[int, dict[str, header.Entry]]:
+        found = header.read_header(file, name, size)
+        os.truncate(model.path / name, 100)
+        return found
+
+    monkeypatch.setattr(weights, "read_header", cutting)
+    assert refused(model).text == "model.safetensors was changed while it was read; run the command again"
 
 
 def test_the_single_file_wins_over_index_and_strays(model: ModelDirectory) -> None:
