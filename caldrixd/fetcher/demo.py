@@ -22,6 +22,7 @@ from caldrix_protocol.connection import as_status
 from caldrix_protocol.messages import Message
 from caldrix_protocol.refusals import Refused
 from caldrixd.fetcher import WEIGHTS, download
+from caldrixd.models import removal
 from caldrixd.models.hub import offline_variable
 
 ALIAS = "demo"
@@ -110,8 +111,13 @@ def _build(partial: Path, target: Path, environment: Mapping[str, str], send: Se
     (model / "origin.json").write_text(json.dumps(origin, indent=2) + "\n", "utf-8")
     for path in (*model.iterdir(), model):
         _sync(path)
+    _put(model, target)
+
+
+def _put(model: Path, target: Path) -> None:
+    """A whole model in the place of what may be there. Refused "model/not-removed"."""
     if target.exists():
-        shutil.rmtree(target)
+        removal.remove(target)
     model.rename(target)
     _sync(target.parent)
 

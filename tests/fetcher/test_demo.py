@@ -234,6 +234,23 @@ async def test_a_fetcher_that_cannot_start_is_a_refusal(tmp_path: Path) -> None:
     assert caught.value.code == "demo/fetcher-died"
 
 
+def test_a_directory_in_the_way_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, target = tmp_path / "new", tmp_path / "target"
+    for path in (model, target):
+        path.mkdir()
+        (path / "file").write_text(path.name)
+    with monkeypatch.context() as closed:
+        closed.setattr("os.access", lambda path, mode: False)
+        with pytest.raises(Refused) as caught:
+            demo._put(model, target)
+    assert caught.value.text == f"{target} cannot be removed: Permission denied"
+    assert (target / "file").read_text() == "target"
+    demo._put(model, target)
+    assert [path.read_text() for path in tmp_path.rglob("*") if path.is_file()] == ["new"]
+
+
 def test_an_incomplete_directory_is_not_complete(tmp_path: Path, demo_model: Path) -> None:
     assert demo.is_complete(demo_model)
     for name in demo.FILES:
