@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import anyio
@@ -89,6 +91,34 @@ class Channel:
             if data is not None:
                 self._connection.receive_data(data)
                 begun = True
+
+    async def deliver(self, take: Callable[[Message], None]) -> None:
+        """Give `take` each message as it comes, until the peer has closed.
+
+        ProtocolError as `receive`, and whatever `take` raises. No task waits for the single message, as one
+        does there: waking it takes more than all the rest of passing a token on.
+        """
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def arrived() -> None:
+            try:
+                data = None if over.done() else self._read_some()
+                if data is not None:
+                    self._connection.receive_data(data)
+                while not over.done() and (event := self._connection.next_event()) is not NEED_DATA:
+                    if event is CLOSED:
+                        over.set_result(None)
+                    else:
+                        take(event)
+            except Exception as error:
+                over.set_exception(error)
+
+        loop.add_reader(self._socket, arrived)
+        try:
+            await over
+        finally:
+            loop.remove_reader(self._socket)
 
     def _read_some(self) -> bytes | None:
         """Bytes, b"" for the end, None when there was nothing after all."""

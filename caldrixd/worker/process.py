@@ -18,7 +18,7 @@ import anyio.abc
 from anyio import to_thread
 
 from caldrix_protocol import limits
-from caldrix_protocol.codec import BadFrame, decode, encode
+from caldrix_protocol.codec import BadFrame, decode, encode, encoded_delta
 from caldrix_protocol.connection import Connection, ProtocolError, as_refusal
 from caldrix_protocol.messages import (
     EVENTS,
@@ -186,8 +186,7 @@ class Worker:
             key = self.key
             channel.send(Load(self.name, key.directory, key.lane, key.isa, key.kernels))
             try:
-                while (message := await channel.receive()) is not None:
-                    self._dispatch(message)
+                await channel.deliver(self._dispatch)
             except (ProtocolError, BadFrame) as error:
                 logging.error("worker %d: %s", self.pid, error.reason)
             tasks.cancel_scope.cancel()
@@ -210,6 +209,10 @@ class Worker:
     def _relay(self, relay: Relay) -> None:
         stream = self._streams.get(relay.stream)
         if stream is None:
+            return
+        delta = encoded_delta(relay.event)
+        if delta is not None:
+            stream.deliver(delta)
             return
         event = decode(relay.event, EVENTS)
         if type(event) in (Done, Refusal):

@@ -6,7 +6,7 @@ anything but `BadFrame`, or allocate much more than the frame's own size.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from msgpack import packb, unpackb
 from msgpack.exceptions import UnpackException
@@ -34,6 +34,7 @@ _STRICT = {*messages.REQUESTS.values(), *messages.TO_WORKER.values()} - {Hello}
 _READERS = {
     cls: record(checks(cls), strict=cls in _STRICT, defaults=cls._field_defaults).check for cls in _NAMES
 }
+_KNOWN = {cls: frozenset(cls._fields) for cls in _NAMES}
 
 
 class TooNew(ValueError):
@@ -48,9 +49,28 @@ class BadFrame(ValueError):
         self.reason = reason
 
 
+class Encoded(NamedTuple):
+    """A message that somebody else has encoded: its name, and the payload that goes on as it is."""
+
+    name: str
+    payload: bytes
+
+
+# How every encoded delta begins: a map of its three keys, "type" before the others.
+_DELTA = b"\x83\xa4type\xa5delta"
+
+
+def encoded_delta(payload: bytes) -> Encoded | None:
+    """The delta that `payload` holds, which is the same for all versions; None for any other message.
+
+    Its text and ids are not looked at: whom it goes to decodes it.
+    """
+    return Encoded("delta", payload) if payload.startswith(_DELTA) else None
+
+
 def name_of(message: Message) -> str:
     """The message's "type" on the wire. KeyError for anything that is no message."""
-    return _NAMES[type(message)]
+    return message.name if type(message) is Encoded else _NAMES[type(message)]
 
 
 def encode(message: Message, minor: int = PROTOCOL_MINOR) -> bytes:
@@ -59,14 +79,17 @@ def encode(message: Message, minor: int = PROTOCOL_MINOR) -> bytes:
     Values are not checked against the schema: the receiver does that. A lone surrogate (a byte of a file name
     that is not UTF-8) becomes its escape. OverflowError or TypeError for a value msgpack cannot hold.
     """
+    payload: bytes
     cls = type(message)
+    if cls is Encoded:
+        payload = message.payload
+        return payload
     body = {"type": _NAMES[cls]}
     body.update(zip(cls._fields, message, strict=True))
     if minor < PROTOCOL_MINOR and cls in SINCE:
         _leave_out(body, cls, minor)
     if cls is Done:
         body["timings"] = message.timings._asdict()
-    payload: bytes
     try:
         payload = packb(body)
     except UnicodeEncodeError:
@@ -96,7 +119,7 @@ def decode(payload: bytes | bytearray | memoryview, table: dict[str, type[Any]])
     cls = table.get(name) if type(name) is str else None
     if cls is None:
         raise BadFrame(f"has an unknown type {name!r:.60}")
-    if cls not in _STRICT:
+    if cls not in _STRICT and not _KNOWN[cls].issuperset(body):
         _check_unknown(cls, body)
     try:
         message = cls(**_READERS[cls](body))

@@ -161,10 +161,18 @@ class Connection:
         Else: answer with a Refusal and go on.
         """
         while self.state not in (FAILED, ENDED):
-            payload = self._next_payload()
+            bulk = self._table is WORKER_TABLE or (self.role, self.state) in BULK
+            self._reader.limit = MAX_BULK if bulk else MAX_CONTROL
+            try:
+                payload = self._reader.next()
+            except BadFrame as error:
+                raise self._fail(error.reason) from None
             if payload is None:
                 return CLOSED if self._eof else NEED_DATA
-            message = self._decoded(payload)
+            try:
+                message = decode(payload, self._incoming)
+            except BadFrame as error:
+                raise self._refused(error.reason) from None
             name = name_of(message)
             if (self.state, name) in CROSSING:
                 continue
@@ -186,37 +194,26 @@ class Connection:
             payload = encode(message, self._minor)
         except TooNew:
             raise versions_differ((PROTOCOL_MAJOR, self._minor), (PROTOCOL_MAJOR, PROTOCOL_MINOR)) from None
-        limit = self._limit(self._peer, name)
-        if len(payload) > limit:
-            raise ProtocolError(f"{name} has {len(payload)} bytes; at most {limit} are possible")
+        size = len(payload)
+        if size > MAX_CONTROL and size > (limit := self._limit(self._peer, name)):
+            raise ProtocolError(f"{name} has {size} bytes; at most {limit} are possible")
         data = frame(payload)
         self.state = following
         return data
 
-    def _next_payload(self) -> bytes | None:
-        self._reader.limit = (
-            MAX_BULK if self._table is WORKER_TABLE or (self.role, self.state) in BULK else MAX_CONTROL
-        )
-        try:
-            return self._reader.next()
-        except BadFrame as error:
-            raise self._fail(error.reason) from None
-
-    def _decoded(self, payload: bytes) -> Message:
-        try:
-            return decode(payload, self._incoming)
-        except BadFrame as error:
-            if self.role == "daemon" and self.state == READY:
-                self._start_request()
-                raise ProtocolError(error.reason, fatal=False) from None
-            raise self._fail(error.reason) from None
+    def _refused(self, reason: str) -> ProtocolError:
+        """What became of a frame that is no message: a request that is answered, or the end."""
+        if self.role == "daemon" and self.state == READY:
+            self._start_request()
+            return ProtocolError(reason, fatal=False)
+        return self._fail(reason)
 
     def _admit(self, name: str, message: Message, size: int) -> None:
         """Move to the state after a received message."""
         following = self._table[self.state].get(self._peer, {}).get(name)
         if following is None:
             raise self._fail(f"is {name}, which cannot come while {self.state}")
-        if size > self._limit(self.role, name):
+        if size > MAX_CONTROL and size > self._limit(self.role, name):
             raise self._fail(f"is {name} with {size} bytes; at most {MAX_CONTROL} are possible")
         if type(message) in (Hello, Welcome):
             self._minor = message.protocol[1]

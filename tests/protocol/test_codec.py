@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from caldrix_protocol import messages as m
-from caldrix_protocol.codec import BadFrame, TooNew, decode, encode, name_of
+from caldrix_protocol.codec import BadFrame, Encoded, TooNew, decode, encode, encoded_delta, name_of
 from tests.protocol.samples import SAMPLES, TABLES, table_of
 
 PART = {"type": "text", "text": "hi"}
@@ -44,6 +44,23 @@ def test_to_an_older_version_only_what_it_knows_is_said() -> None:
     for change in ({"max_batch": 1}, {"cpu_isa": "x86-64-v3"}, {"cpu_kernels": "c"}):
         with pytest.raises(TooNew):
             encode(m.Open("demo", {}, **change), 0)
+
+
+@pytest.mark.parametrize("message", [*SAMPLES, m.Delta("", ()), m.Delta("é" * 70_000, (1,))], ids=name_of)
+def test_a_delta_and_nothing_else_is_known_by_how_it_begins(message: Any) -> None:
+    payload = encode(message)
+    found = encoded_delta(payload)
+    if type(message) is not m.Delta:
+        assert found is None
+        return
+    assert found == Encoded("delta", payload)
+    assert (name_of(found), encode(found)) == ("delta", payload)
+
+
+def test_a_delta_is_the_same_for_every_minor_version() -> None:
+    """So it can go on to a client of any version as a worker has encoded it."""
+    assert m.Delta not in m.SINCE
+    assert encode(m.Delta("hi", (1,)), 0) == encode(m.Delta("hi", (1,)))
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=name_of)

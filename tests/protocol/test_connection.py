@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caldrix_protocol import connection as c
 from caldrix_protocol import messages as m
-from caldrix_protocol.codec import encode, name_of
+from caldrix_protocol.codec import encode, encoded_delta, name_of
 from caldrix_protocol.connection import CLOSED, NEED_DATA, Connection, ProtocolError, answer_hello, hello
 from caldrix_protocol.framing import MAX_CONTROL, frame
 from caldrix_protocol.refusals import Refused
@@ -258,6 +258,21 @@ def test_a_worker_answers_many_streams_at_once() -> None:
     for relay in relays:
         ends["parent"].receive_data(ends["worker"].send(relay))
     assert events(ends["parent"]) == [*relays, NEED_DATA]
+
+
+def test_a_delta_that_a_worker_has_encoded_is_sent_as_one_of_ones_own() -> None:
+    message = m.Delta("Paris", (12_095,))
+    encoded = encoded_delta(encode(message))
+    ends = pair("client", "daemon", c.ACTIVE)
+    assert ends["daemon"].send(encoded) == frame(encode(message))
+    ends["client"].receive_data(frame(encode(message)))
+    assert events(ends["client"]) == [message, NEED_DATA]
+    large = encoded_delta(encode(m.Delta("a" * MAX_CONTROL)))
+    with pytest.raises(ProtocolError, match=f"at most {MAX_CONTROL} are possible"):
+        ends["daemon"].send(large)
+    assert ends["daemon"].state == c.ACTIVE
+    with pytest.raises(ProtocolError, match="cannot send delta while ready"):
+        pair("client", "daemon", c.READY)["daemon"].send(encoded)
 
 
 def test_the_greeting_names_versions_and_features() -> None:
