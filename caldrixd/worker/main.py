@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from caldrix_protocol.codec import encode
@@ -19,6 +18,7 @@ from caldrix_protocol.messages import Abort, Attach, Begin, Done, Load, Message,
 from caldrix_protocol.refusals import NOTICE, ROWS
 from caldrixd import log
 from caldrixd.engine.engine import TokenEvent
+from caldrixd.worker.behind import Behind
 from caldrixd.worker.failures import refusal_for
 from caldrixd.worker.loading import Model, load
 from caldrixd.worker.pipe import Pipe
@@ -91,19 +91,17 @@ class Answers:
         self._model = model
         engine = model.engine
         self._pipe.send(model.ready())
-        with ThreadPoolExecutor(1) as teller:
+        telling = Behind(self._tell)
+        try:
             while True:
                 self._work.wait()
                 self._work.clear()
-                telling: Future[None] | None = None
                 while engine.busy:
-                    events, prefilling = engine.step(), engine.prefilling()
                     # At most one step ahead of what is told: a daemon that does not read holds the engine up.
-                    if telling is not None:
-                        telling.result()
-                    telling = teller.submit(self._tell, events, prefilling)
-                if telling is not None:
-                    telling.result()
+                    telling.call(engine.step(), engine.prefilling())
+                telling.wait()
+        finally:
+            telling.wait()
 
     def refuse(self, refusal: Refusal) -> None:
         """End every reply."""
