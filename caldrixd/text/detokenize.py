@@ -7,7 +7,7 @@ from typing import Protocol
 REPLACEMENT = "\ufffd"
 # Ids decoded again with each new one: enough to hold any character and what its text depends on.
 KEPT = 8
-WINDOW = 32
+WINDOW = 16
 
 
 class Decoder(Protocol):
@@ -73,6 +73,8 @@ class Stops:
         """The text that may be shown after this piece; "" once a stop text was found."""
         if self.found:
             return ""
+        if not self._texts:
+            return piece
         text = self._held + piece
         ends = [(at + len(stop), at) for stop in self._texts if (at := text.find(stop)) >= 0]
         self.found = bool(ends)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +49,11 @@ class Vocabulary:
         added = {int(id_): (content, special) for id_, (content, special) in answer["added"].items()}
         return Vocabulary(tokens, added, answer["decoder"])
 
+    def texts(self, count: int) -> list[str | None]:
+        """The token of each id below `count`; None where it has no text: a special token, or none at all."""
+        silent = {id_ for id_, (_, special) in self.added.items() if special}
+        return [None if id_ in silent else self.tokens.get(id_) for id_ in range(count)]
+
 
 class Tokenizer:
     """`eos_ids` end a reply; `bos_id` starts an empty prompt. Every method may raise "tokenizer/..."."""
@@ -60,6 +64,7 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._child, self._vocabulary = self._start()
         self._vocab_size = spec.vocab_size
+        self._texts = self._vocabulary.texts(spec.vocab_size)
         decoder = self._vocabulary.decoder
         self._joins_bytes = '"ByteFallback"' in json.dumps(decoder)
         self._decoder = _decoder(decoder)
@@ -145,18 +150,21 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens; bytes that are no character become U+FFFD."""
-        tokens = [self._vocabulary.tokens[id_] for id_ in ids if not self.is_silent(id_)]
+        texts = self._texts
+        tokens = [text for id_ in ids if id_ < len(texts) and (text := texts[id_]) is not None]
         if self._decoder is None:
             return " ".join(tokens)
-        with _border("tokenizer/failed"):
-            text: str = self._decoder.decode(tokens)
-            return text
+        try:
+            decoded: str = self._decoder.decode(tokens)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # also the library's panics
+            raise Refused("tokenizer/failed", reason=reason_of(error)) from None
+        return decoded
 
     def is_silent(self, id_: int) -> bool:
         """Whether `decode` leaves this id out: a special token, or none at all."""
-        if id_ in self._vocabulary.added:
-            return self._vocabulary.added[id_][1]
-        return id_ not in self._vocabulary.tokens
+        return id_ >= len(self._texts) or self._texts[id_] is None
 
     def is_byte(self, id_: int) -> bool:
         """Whether the id is one raw byte, whose meaning depends on the bytes around it."""
@@ -179,14 +187,3 @@ def _decoder(state: Any) -> Any:
     table = {"version": "1.0", "added_tokens": [], "decoder": state}
     model = {"type": "BPE", "vocab": {}, "merges": []}
     return tokenizers.Tokenizer.from_str(json.dumps({**table, "model": model})).decoder
-
-
-@contextmanager
-def _border(code: str, **fields: Any) -> Iterator[None]:
-    """Every failure of the library becomes a refusal, also its panics, which are BaseExceptions."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, Refused):
-        raise
-    except BaseException as error:
-        raise Refused(code, reason=reason_of(error), **fields) from None

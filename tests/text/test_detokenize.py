@@ -98,7 +98,7 @@ def test_a_long_reply_costs_a_fixed_number_of_ids_a_token(decoder: Tokenizer) ->
     ids = decoder.encode("ab hi " * 1000, add_special=False)
     detokenizer = Detokenizer(counted)
     assert "".join(map(detokenizer.add, ids)) + detokenizer.finish() == decoder.decode(ids)
-    assert counted.count <= 2 * WINDOW * len(ids)
+    assert counted.count <= WINDOW * len(ids)
 
 
 def shown(stops: Stops, pieces: Sequence[str]) -> list[str]:

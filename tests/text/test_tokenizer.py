@@ -291,6 +291,21 @@ def test_an_encoder_that_was_killed_is_started_again(byte_level: Tokenizer) -> N
     assert byte_level.encode("text", add_special=True) == expected
 
 
+def test_a_panic_of_the_decoder_is_a_refusal(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    class Decoder:
+        def decode(self, tokens: list[str]) -> str:
+            raise Panic("out of range")
+
+    ids = byte_level.encode("hi", add_special=False)
+    monkeypatch.setattr(byte_level, "_decoder", Decoder())
+    with pytest.raises(Refused, match="out of range") as caught:
+        byte_level.decode(ids)
+    assert caught.value.code == "tokenizer/failed"
+
+
 def test_decode_leaves_out_special_tokens_alone(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
     ids = [1, *byte_level.encode("hi", add_special=False), 2]
     assert byte_level.decode(ids) == "hi"
