@@ -13,7 +13,7 @@ import pytest
 from tests.support.daemon import Daemon, Home, kernel_cache, private_home, running_daemon
 from tests.support.models import tiny
 
-LONG_CTX = 1 << 15
+LONG_CTX = 1 << 17
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that has no end token, so that a reply goes on for tens of thousands of tokens."""
+    """A tiny model that has no end token, so that a reply goes on for minutes."""
     directory = tmp_path_factory.mktemp("models") / "talkative"
     shutil.copytree(tiny("tiny-llama"), directory)
     _edit(directory / "config.json", max_position_embeddings=LONG_CTX, eos_token_id=None)

@@ -166,7 +166,7 @@ def test_a_file_name_that_is_no_text_is_refused_all_the_same(daemon: Daemon, tmp
     [
         ("/nowhere/at/all", {}, "model/no-such-directory"),
         ("no model", {}, "model/not-a-model"),
-        ("/tmp", {}, "model/missing-files"),
+        (str(ROOT / "docs"), {}, "model/missing-files"),
         (str(tiny("tiny-llama")), {"ctx": 4096}, "run/ctx-too-long"),
         (str(tiny("tiny-llama")), {"backend": "metal"}, "lane/unusable"),
     ],

@@ -84,14 +84,14 @@ def run(transcript: Transcript, directory: Path, environment: dict[str, str]) ->
         stderr=pipe,
     )
     begun = b""
-    if transcript.signal is not None:
-        assert process.stdout is not None
-        begun = os.read(process.stdout.fileno(), 1)
-        process.send_signal(signal.Signals[f"SIG{transcript.signal}"])
     with process:
         deadline = threading.Timer(SECONDS, process.kill)
         deadline.start()
         try:
+            if transcript.signal is not None:
+                assert process.stdout is not None
+                begun = os.read(process.stdout.fileno(), 1)
+                process.send_signal(signal.Signals[f"SIG{transcript.signal}"])
             out, err = process.communicate(transcript.typed.encode())
         finally:
             deadline.cancel()
