@@ -7,6 +7,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --ed
 # What make bench measures: demo, and any model directories.
 MODELS ?= demo
 PROMPT := What is the capital of France?
+# A package index that stumbles is asked again, by the pip that pip starts too.
+export PIP_RETRIES ?= 10
+export PIP_DEFAULT_TIMEOUT ?= 60
 # Two files of tests at once: much of a test is one process that waits for another.
 AT_ONCE := -n 2 --dist loadfile
 

@@ -15,10 +15,10 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from caldrix_protocol.address import Address, find_address
 
@@ -104,18 +104,24 @@ def new_home(cache: Path | None = None) -> Iterator[Home]:
 
 
 def _end_daemon(home: Home) -> None:
-    """Kill the daemon that holds the lock of this home, if one does."""
+    """Kill the daemon that holds the lock of this home, if one does, also where it has only just begun."""
     try:
-        descriptor = os.open(home.path / "run" / "caldrix" / "caldrixd.lock", os.O_RDWR)
+        lock = open(home.path / "run" / "caldrix" / "caldrixd.lock", "r+b", buffering=0)  # noqa: SIM115
     except FileNotFoundError:
         return
+    with lock:
+        while not _is_free(lock):
+            pid = os.pread(lock.fileno(), 32, 0).strip()  # nothing, or an earlier one's, for a moment
+            with suppress(ProcessLookupError, ValueError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def _is_free(lock: BinaryIO) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.kill(int(os.pread(descriptor, 32, 0)), signal.SIGKILL)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    finally:
-        os.close(descriptor)
+        return False
+    return True
 
 
 class Screen:

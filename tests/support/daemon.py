@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -278,6 +278,9 @@ def kernel_cache(config: pytest.Config) -> Path:
     kernels = Path(cache_directory(os.environ)) / "kernels"
     kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
     (home / "caldrix").mkdir(exist_ok=True)
-    with suppress(FileExistsError):
-        (home / "caldrix" / "kernels").symlink_to(kernels)
+    link = home / "caldrix" / "kernels"
+    if not link.is_symlink() or link.readlink() != kernels:  # the first run, or another user's was before
+        new = link.with_name(f"kernels-{os.getpid()}")
+        new.symlink_to(kernels)
+        new.replace(link)
     return home
