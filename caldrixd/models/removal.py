@@ -21,14 +21,25 @@ def remove(path: Path) -> None:
     Its name goes first and in one step, so that nobody finds a part of it. Refused "model/not-removed" where
     that is not allowed, with nothing removed.
     """
-    aside = path.with_name(_PREFIX + secrets.token_hex(8))
     try:
         _check(path)
-        path.rename(aside)
-        with suppress(FileNotFoundError):  # of what `finish` has removed before
-            shutil.rmtree(aside)
+        going = _set_aside(path)
+        with suppress(FileNotFoundError):  # of what another has removed before
+            shutil.rmtree(going)
     except OSError as error:
         raise Refused("model/not-removed", path=error.filename or path, reason=error.strerror) from None
+
+
+def _set_aside(path: Path) -> Path:
+    """Its new name, or its own in a layer of a container's image: overlayfs renames no directory there."""
+    aside = path.with_name(_PREFIX + secrets.token_hex(8))
+    try:
+        path.rename(aside)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return path
+    return aside
 
 
 def finish(cache: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -87,6 +88,19 @@ def test_a_removal_that_was_killed_left_no_model_and_is_finished_later(
     assert len(list(model.parent.iterdir())) == 2
     removal.finish(model.parent)
     assert list(model.parent.iterdir()) == [other]
+
+
+def test_a_model_in_a_layer_of_an_image_is_removed_where_it_stands(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As overlayfs answers for a directory of a lower layer."""
+
+    def refuse(path: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path, None, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    removal.remove(model)
+    assert list(model.parent.iterdir()) == []
 
 
 def test_two_that_remove_at_once_are_no_fault_of_each_other(
