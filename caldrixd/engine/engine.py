@@ -167,8 +167,11 @@ class Engine:
 
     def _run(self, batch: Batch) -> list[TokenEvent]:
         rows = batch.rows()
+        running = frozenset(share.session.request.id for share in batch.shares)
         with self._lock:
-            self._running = frozenset(share.session.request.id for share in batch.shares)
+            if running <= self._cancelled:
+                return []
+            self._running = running
         started = self._clock()
         try:
             logits = self._program.step(rows, threads=batch.threads, dtype=batch.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caldrix_protocol.refusals import Refused
 from caldrixd.engine.cache import Slot
@@ -28,8 +29,7 @@ class Request:
     sampling: Sampling = GREEDY
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """Counts and seconds of one reply so far.
 
     `cached_tokens` of the prompt needed no prefill. `prefill_seconds` run from admission to the first
@@ -45,8 +45,7 @@ class Usage:
     first_token_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """A new token of a request, or its end, or both.
 
     `finish` is None while the reply goes on, then "stop" (the token is an end token), "length"

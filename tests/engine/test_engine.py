@@ -266,16 +266,16 @@ def test_a_cancel_from_another_thread_stops_the_running_step() -> None:
 
     def during(rows: Rows) -> None:
         entered.set()
-        assert program.cancelled.wait(30)
+        assert program.cancelled.wait(300)
 
     program.during = during
     engine.submit(request(1))
     replies: dict[int, Reply] = {}
     thread = threading.Thread(target=lambda: collect(replies, engine.step()))
     thread.start()
-    assert entered.wait(30)
+    assert entered.wait(300)
     engine.cancel(1)
-    thread.join(30)
+    thread.join(300)
     assert (replies[1].tokens, replies[1].finish) == ([], "cancelled")
     assert program.steps == []
 
@@ -316,6 +316,22 @@ def test_a_step_is_stopped_when_all_that_are_in_it_are_cancelled(count: int) -> 
     replies = drain(engine)
     assert [(reply.tokens, reply.finish) for reply in replies.values()] == [([], "cancelled")] * count
     assert program.steps == []
+
+
+def test_a_step_is_not_begun_when_all_that_would_be_in_it_are_cancelled() -> None:
+    program = MockProgram()
+    allocate = program.allocate
+
+    def cancelled_meanwhile(ctx: int) -> int:
+        slot = allocate(ctx)
+        engine.cancel(1)
+        return slot
+
+    program.allocate = cancelled_meanwhile  # type: ignore[method-assign]
+    engine = Engine(program)
+    engine.submit(request(1))
+    (event,) = engine.step()
+    assert (event.token, event.finish, program.steps) == (None, "cancelled", [])
 
 
 # --- failures -----------------------------------------------------------------------------------
