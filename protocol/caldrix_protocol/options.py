@@ -472,13 +472,7 @@ def value(option: Option, flag: str, text: str | None) -> Any:
         return True
     if text is None:
         raise Refused("usage/needs-value", flag=flag)
-    try:
-        return option.check(text)
-    except Refused as refused:
-        if text.strip():
-            raise
-        quoted = {"value": f'"{text}"'}  # else it would not be seen
-        raise Refused(refused.code, **refused.fields | quoted) from None
+    return option.check(text)
 
 
 def check_together(values: Mapping[str, Any]) -> None:

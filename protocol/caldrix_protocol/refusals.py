@@ -806,8 +806,15 @@ ROWS: dict[str, Row] = {row.code: row for row in _TABLE}
 
 
 def sentence(code: str, **fields: Any) -> str:
-    """The finished text of a row. KeyError for an unknown code or a missing field: a bug in the caller."""
-    return ROWS[code].text.format(**fields)
+    """The finished text of a row; a value that would not be seen in it has quotes.
+
+    KeyError for an unknown code or a missing field: a bug in the caller.
+    """
+    return ROWS[code].text.format(**{name: _seen(value) for name, value in fields.items()})
+
+
+def _seen(value: Any) -> Any:
+    return f'"{value}"' if isinstance(value, str) and not value.strip() else value
 
 
 def sendable(fields: Mapping[str, Any]) -> dict[str, str | int | float]:

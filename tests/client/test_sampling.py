@@ -59,7 +59,7 @@ def test_a_knob_is_set_shown_and_set_back() -> None:
         ("top-k", "-1", "/top-k must be an integer from 0 to 2147483647, got -1"),
         ("top-p", "0", "/top-p must be a number over 0 and at most 1, got 0"),
         ("min-p", "2", "/min-p must be a number from 0 to 1, got 2"),
-        ("repetition-penalty", "", "/repetition-penalty must be a finite number over 0, got "),
+        ("repetition-penalty", "", '/repetition-penalty must be a finite number over 0, got ""'),
         ("seed", "OFF", "/seed must be an integer from 0 to 18446744073709551615, got OFF"),
     ],
 )

@@ -56,6 +56,8 @@ def test_every_refusal_arrives_whatever_its_values(code: str) -> None:
         (np.int64(7), "got 7"),
         (Path("/a"), "got /a"),
         ("/m\udcff", "got /m\\udcff"),
+        ("", 'got ""'),
+        (" \n", 'got " \n"'),
         ("é" * MAX_VALUE, "got " + "é" * MAX_VALUE),
         ("é" * (MAX_VALUE + 1), "got " + "é" * MAX_VALUE + "…"),
     ],
