@@ -6,11 +6,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from caldrix_protocol import limits, options
 from caldrix_protocol.build import find_build
-from caldrix_protocol.refusals import EXIT_STATUS, Refused
+from caldrix_protocol.refusals import EXIT_STATUS, Refused, sentence
 from caldrix_protocol.usage import daemon_help
 from caldrix_protocol.version import VERSION
 from caldrixd import config, daemon, log
@@ -27,15 +27,23 @@ def main() -> int:
         build = find_build(sys.path)
         values = parse(arguments)
         log.start("caldrixd")
-        status = daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), build=build, **values))
-        logging.shutdown()
-        os._exit(status)  # a thread that waits for a file system or a probe has nobody left to wait for
+        _end(daemon.run(config.read(os.environ, uid=os.geteuid(), pid=os.getpid(), build=build, **values)))
     except Refused as refused:
         sys.stderr.write(f"caldrixd: {refused.text}\n")
         return EXIT_STATUS[refused.kind]
     except Exception as error:
-        logging.critical("%s", log.describe(error))
-        return limits.exit_status(error)
+        limited = limits.exhausted(error, "caldrixd")
+        if limited is None:
+            logging.critical("%s", log.describe(error))
+        else:
+            sys.stderr.write(f"caldrixd: {sentence('client/limit', **limited.fields)}\n")
+        _end(limits.exit_status(error))
+
+
+def _end(status: int) -> NoReturn:
+    """End the process at once: what is half made has nobody to complain to, what waits nobody to wait for."""
+    logging.shutdown()
+    os._exit(status)
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:

@@ -47,6 +47,17 @@ def test_a_run(home: Home, most: int) -> None:
     names_the_limit(limited(home, most, "run", str(MODEL), *ONE_TOKEN), most)
 
 
+def test_a_daemon_that_somebody_starts(home: Home) -> None:
+    pipe = subprocess.PIPE
+    command = (*LIMITED, "6", sys.executable, "-m", "caldrixd")
+    result = finish(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=home.environment))
+    assert result.err == (
+        "caldrixd: caldrixd could not get another open file: it runs under ulimit -n 6; "
+        "raise that and try again\n"
+    )
+    assert result.status
+
+
 @pytest.mark.parametrize("most", [10, 14])
 def test_a_download(home: Home, tmp_path: Path, most: int) -> None:
     with hub.serve({NAME: model()}) as server:
