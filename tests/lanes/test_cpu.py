@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from caldrix_kernels.argmax.reference import argmax
+from caldrix_kernels.step import layout as at
 from caldrixd.architectures.blocks import decoder
 from caldrixd.lanes import cpu
 from caldrixd.lanes.cpu import CpuProgram
@@ -285,6 +287,24 @@ def test_cancel_from_another_thread(llama: CpuProgram) -> None:
         canceller.join()
     with suppress(StepCancelled):
         llama.step(rows, threads=2)  # where a late cancel goes
+    assert same_bits(llama.step(rows, threads=2).values, expected)
+    llama.release(slot)
+
+
+def test_a_thread_that_wakes_after_two_cancelled_steps_takes_nothing_of_the_next(llama: CpuProgram) -> None:
+    """It has copied the block of the first; the second has overwritten which step was stopped, and where."""
+    ids = [int(i) for i in np.random.default_rng(6).integers(0, 512, 90)]
+    expected = logits(llama, ids, 90)
+    slot = llama.allocate(128)
+    rows = Rows([slot] * 90, range(90), ids, range(90))
+    first = int(llama._pool.block[at.BASE])
+    for _ in range(2):
+        with pytest.raises(StepCancelled):
+            cancelled_step(llama, rows, 0)
+    late = llama._pool.block.copy()
+    late[at.BASE] = first
+    run_step = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(int(llama._kernels.table[at.RUN_STEP]))
+    run_step(late.ctypes.data, 1)
     assert same_bits(llama.step(rows, threads=2).values, expected)
     llama.release(slot)
 

@@ -70,8 +70,9 @@ void run_step(int64_t step, int64_t thread)
             continue;
         }
         base = run_stage(step, thread, row, code, base);
-        if (atomic_load(stopped) == ticket) {
-            // A slow thread may see this one stage early: the stage that ends the step is the named one.
+        if (atomic_load(stopped) >= ticket) {
+            // A slow thread may see this one stage early, or not before a later step was stopped too: the
+            // named stage is the last of its step, or stands behind it.
             base = atomic_load(stopped + 8);
             wait_finished(step, base);
             break;
