@@ -8,8 +8,6 @@ from caldrix_kernels.intrinsics import vector as v
 from caldrix_kernels.intrinsics.jit import kernel
 from caldrix_kernels.intrinsics.memory import store_i64
 
-NEXT = ir.Constant(v.VI, [v.LANES] * v.LANES)
-
 
 @intrinsic
 def _argmax(typing, x, width):
@@ -18,7 +16,8 @@ def _argmax(typing, x, width):
         limit = v.broadcast(builder, builder.trunc(width, v.I32), v.VI)
 
         def body(index, carried):
-            tops, places, spoiled, numbers = carried
+            tops, places, spoiled = carried
+            numbers = v.lane_numbers(builder, index)
             part = v.load(builder, builder.add(x, builder.mul(index, v.const(64))), v.VF)
             inside = builder.icmp_signed("<", numbers, limit)
             higher = builder.and_(inside, builder.fcmp_ordered(">", part, tops))
@@ -28,21 +27,15 @@ def _argmax(typing, x, width):
                 builder.select(higher, part, tops),
                 builder.select(higher, numbers, places),
                 builder.fadd(spoiled, rest),
-                builder.add(numbers, NEXT),
             ]
 
         lowest = ir.Constant(v.VF, [float("-inf")] * v.LANES)
-        numbers = ir.Constant(v.VI, list(range(v.LANES)))
         count = builder.lshr(builder.add(width, v.const(v.LANES - 1)), v.const(4))
-        start = [lowest, numbers, v.lanes(0.0), numbers]
-        tops, places, spoiled, _ = v.counted_loop(builder, count, body, start)
-        highest = v.reduce(builder, tops, lambda a, b: v.maximum(builder, a, b))
-        there = builder.fcmp_ordered("==", tops, v.broadcast(builder, highest, v.VF))
-        places = builder.select(there, places, v.int_lanes(0x7FFFFFFF))
-        first = v.reduce(builder, places, lambda a, b: builder.select(builder.icmp_signed("<", a, b), a, b))
+        start = [lowest, v.int_lanes(0), v.lanes(0.0)]
+        tops, places, spoiled = v.counted_loop(builder, count, body, start)
         spoil = v.reduce(builder, spoiled, builder.fadd)
         finite = builder.fcmp_ordered("ord", spoil, spoil)
-        return builder.select(finite, builder.sext(first, v.I64), v.const(-1))
+        return builder.select(finite, v.number_of_highest(builder, tops, places), v.const(-1))
 
     return types.int64(types.int64, types.int64), codegen
 

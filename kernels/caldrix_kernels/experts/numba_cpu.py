@@ -16,12 +16,6 @@ LARGEST = float(np.finfo(np.float32).max)
 PICKED = float("-inf")  # stands for the score of an expert that was picked, or is none
 
 
-def _numbers(builder, index):
-    """int32 lanes: 16 * index + lane."""
-    first = v.broadcast(builder, builder.trunc(builder.shl(index, v.const(4)), v.I32), v.VI)
-    return builder.add(first, ir.Constant(v.VI, list(range(v.LANES))))
-
-
 @intrinsic
 def _make_finite(typing, scores, experts):
     """Clamp scores[0:experts], NaN to the lowest; PICKED up to a multiple of 16. Returns the largest."""
@@ -35,7 +29,9 @@ def _make_finite(typing, scores, experts):
             place = builder.add(scores, builder.mul(index, v.const(64)))
             part = v.maximum(builder, v.load(builder, place, v.VF), v.lanes(-LARGEST))
             part = v.minimum(builder, part, v.lanes(LARGEST))
-            part = builder.select(builder.icmp_signed("<", _numbers(builder, index), limit), part, picked)
+            part = builder.select(
+                builder.icmp_signed("<", v.lane_numbers(builder, index), limit), part, picked
+            )
             v.store(builder, part, place)
             return [v.maximum(builder, part, tops[0])]
 
@@ -89,18 +85,12 @@ def _largest(typing, scores, count):
             better = builder.fcmp_ordered(">", part, best)
             return [
                 builder.select(better, part, best),
-                builder.select(better, _numbers(builder, index), ids),
+                builder.select(better, v.lane_numbers(builder, index), ids),
             ]
-
-        def lower(a, b):
-            return builder.select(builder.icmp_signed("<", a, b), a, b)
 
         nothing = ir.Constant(v.VF, [PICKED] * v.LANES)
         best, ids = v.counted_loop(builder, count, body, [nothing, v.int_lanes(0)])
-        highest = v.broadcast(builder, v.reduce(builder, best, lambda a, b: v.maximum(builder, a, b)), v.VF)
-        equal = builder.fcmp_ordered("==", best, highest)
-        ids = builder.select(equal, ids, v.int_lanes(0x7FFFFFFF))
-        return builder.zext(v.reduce(builder, ids, lower), v.I64)
+        return v.number_of_highest(builder, best, ids)
 
     return types.int64(types.int64, types.int64), codegen
 

@@ -135,6 +135,21 @@ def reduce(builder, vector, combine):
     return builder.extract_element(vector, ir.Constant(I32, 0))
 
 
+def lane_numbers(builder, index):
+    """int32 lanes: 16 * index + lane."""
+    first = broadcast(builder, builder.trunc(builder.shl(index, const(4)), I32), VI)
+    return builder.add(first, ir.Constant(VI, list(range(LANES))))
+
+
+def number_of_highest(builder, best, numbers):
+    """int64: of the lanes whose `best` is the highest the lowest of their `numbers`, int32."""
+    highest = broadcast(builder, reduce(builder, best, lambda a, b: maximum(builder, a, b)), VF)
+    equal = builder.fcmp_ordered("==", best, highest)
+    numbers = builder.select(equal, numbers, int_lanes(0x7FFFFFFF))
+    lowest = reduce(builder, numbers, lambda a, b: builder.select(builder.icmp_signed("<", a, b), a, b))
+    return builder.zext(lowest, I64)
+
+
 # exp on [-87, 88]: x = n ln2 + r with ln2 in two parts (Cody and Waite), |r| <= ln2 / 2, then the
 # degree-6 minimax polynomial of Cephes expf (Moshier), evaluated by Horner with one fma a step.
 LN2_HIGH = 0.693145751953125
